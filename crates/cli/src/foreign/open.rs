@@ -97,10 +97,20 @@ fn open_found(found: BorrowedFd<'_>) -> Result<File, Unopened> {
     if FileType::from_raw_mode(fstat(found)?.st_mode) != FileType::RegularFile {
         return Err(Unopened::NotRegular);
     }
+    Ok(reopen(found, OFlags::RDONLY)?)
+}
+
+/// Opens the file behind a descriptor anew.
+fn reopen(found: BorrowedFd<'_>, access: OFlags) -> io::Result<File> {
     // The file can be leased, and its open would then wait for the lease's holder.
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let own = format!("/proc/self/fd/{}", found.as_raw_fd());
     Ok(openat(CWD, own, flags, Mode::empty())?.into())
+}
+
+/// Opens a file that is open for reading for writing, too.
+pub fn reopen_for_writing(file: &File) -> io::Result<File> {
+    reopen(file.as_fd(), OFlags::RDWR)
 }
 
 /// Opens the file at the mapping's path below the process's root.

@@ -181,23 +181,22 @@ impl Process {
         last.and_then(number).ok_or(ErrorKind::InvalidData.into())
     }
 
-    /// Returns the process's threads. Those that end meanwhile are left out.
-    pub fn tasks(&self) -> io::Result<Vec<Process>> {
+    /// Iterates over the process's threads, which are opened one at a time. Those that end
+    /// meanwhile are left out.
+    pub fn tasks(&self) -> io::Result<impl Iterator<Item = io::Result<Process>> + use<>> {
         let folder = open_folder(self.folder(), Path::new("task"))?;
-        let mut tasks = Vec::new();
-        for pid in numbers(folder.as_fd(), MAX_TASKS)? {
-            // Sources hold many descriptors, and a process may have many threads.
+        let pids = numbers(folder.as_fd(), MAX_TASKS)?.into_iter();
+        Ok(pids.filter_map(move |pid| {
             match open_folder(folder.as_fd(), Path::new(&pid.to_string())) {
-                Ok(folder) => tasks.push(Process {
+                Ok(folder) => Some(Ok(Process {
                     pid,
                     folder,
                     started: 0,
-                }),
-                Err(error) if has_ended(&error) => {}
-                Err(error) => return Err(error),
+                })),
+                Err(error) if has_ended(&error) => None,
+                Err(error) => Some(Err(error)),
             }
-        }
-        Ok(tasks)
+        }))
     }
 
     /// Returns the numbers of the process's descriptors. Returns an error if there are more than
@@ -216,6 +215,14 @@ impl Process {
     pub(super) fn root(&self) -> io::Result<PathBuf> {
         Ok(PathBuf::from(OsStr::from_bytes(&self.link("root")?)))
     }
+}
+
+/// Reads a file of the system's own whose lines begin with names.
+pub fn own_fields(path: &str) -> io::Result<Fields> {
+    let file: File = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?.into();
+    let mut bytes = Vec::new();
+    file.take(MAX_TEXT as u64).read_to_end(&mut bytes)?;
+    Ok(Fields(bytes))
 }
 
 /// Parses a decimal number.
@@ -319,7 +326,12 @@ mod tests {
         let process = Process::own().unwrap();
         assert_eq!(process.inner_pid().unwrap(), process.pid());
         assert!(process.status().unwrap().is_whole_status());
-        assert!(!process.tasks().unwrap().is_empty());
+        assert!(
+            process
+                .tasks()
+                .unwrap()
+                .any(|task| task.unwrap().pid() == process.pid())
+        );
         assert!(!process.has_ended().unwrap() && process.started() > 0);
         assert_eq!(
             process.read("stat", 3).unwrap_err().kind(),

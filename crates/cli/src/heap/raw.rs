@@ -2,16 +2,18 @@
 //!
 //! The bytes may hold anything: a process can be killed while it writes its file.
 
-use crate::live::{Source, Unreadable, memory_file, name};
+use crate::foreign::{Mapping, Process};
+use crate::live::{Source, Unreadable, memory_file};
 use anyhow::{Context, Result, bail};
-use pinfold::profile::{Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, RECORDS_AT, Record};
-use std::fs;
+use pinfold::profile::{
+    BYTES, Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, MAX_RECORDS, RECORDS_AT, Record,
+};
+use std::io;
 use std::mem::offset_of;
-use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// How the kernel names the file of a running process.
-const LINK: &str = "/memfd:pinfold-heap (deleted)";
+const LINK: &[u8] = b"/memfd:pinfold-heap (deleted)";
 
 /// A call stack, by addresses.
 pub struct Row {
@@ -34,10 +36,11 @@ pub struct Raw {
     pub interval: u64,
     pub dropped: u64,
     pub rows: Vec<Row>,
-    /// The process's mappings, as the kernel lists them.
-    pub maps: String,
-    /// Where the process's files are: its root directory, while it runs.
-    pub root: PathBuf,
+    /// The process's executable mappings of files, by their addresses. None overlaps another.
+    pub mappings: Vec<Mapping>,
+    /// When the process was started, in ticks since the system's start. `None` if the profile is a
+    /// file that a process has left.
+    pub started: Option<u64>,
     /// When it was read, in nanoseconds since the epoch.
     pub time_ns: i64,
 }
@@ -56,8 +59,10 @@ impl Raw {
     /// Reads the profile of process `pid`.
     pub fn of_process(pid: u32) -> Result<Raw> {
         let process = || format!("process {pid}");
-        let bytes = match memory_file(pid, LINK) {
-            Ok(bytes) => bytes,
+        let open = || Process::open(pid).map_err(Unreadable::from);
+        let observed = open().with_context(process)?;
+        let content = match memory_file(&observed, LINK) {
+            Ok(content) => content,
             Err(Unreadable::NotShown) => {
                 // A process that is not on Pinfold cannot start one.
                 if let Err(why @ Unreadable::NotShown) = Source::open(pid) {
@@ -70,13 +75,14 @@ impl Raw {
             }
             Err(error) => return Err(error).with_context(process),
         };
-        let folder = PathBuf::from(format!("/proc/{pid}"));
-        let maps = fs::read_to_string(folder.join("maps")).with_context(process)?;
+        let bytes = content.read(0, BYTES).with_context(process)?;
+        let maps = observed.maps().map_err(Unreadable::from);
+        let (program, mappings) = mapped(maps.with_context(process)?).with_context(process)?;
         let mut raw = Raw::parse(&bytes).with_context(process)?;
         raw.pid = pid;
-        raw.program = name(pid);
-        raw.maps = maps;
-        raw.root = folder.join("root");
+        raw.program = observed.name().unwrap_or(program);
+        raw.mappings = mappings;
+        raw.started = Some(observed.started());
         Ok(raw)
     }
 
@@ -96,19 +102,22 @@ impl Raw {
         if size < size_of::<Record>() {
             bail!("this heap profile is damaged: its records have {size} bytes");
         }
-        let used = half(offset_of!(Head, used)) as usize;
+        let used = (half(offset_of!(Head, used)) as usize).min(MAX_RECORDS);
         let rest = bytes.get(RECORDS_AT..).unwrap_or_default();
         let rows = rest.chunks_exact(size).take(used).filter_map(row).collect();
         let text = rest.get(used.saturating_mul(size)..).unwrap_or_default();
-        let maps = String::from_utf8_lossy(text).into_owned();
+        let lines = text.split(|&byte| byte == b'\n');
+        // The text may be damaged, or be cut in the middle of a line.
+        let maps = lines.filter_map(|line| Mapping::parse(line).map(Ok));
+        let (program, mappings) = mapped(maps)?;
         let raw = Raw {
             pid: half(offset_of!(Head, pid)),
-            program: program(&maps),
+            program,
             interval: word(bytes, offset_of!(Head, interval)).unwrap_or(0).max(1),
             dropped: word(bytes, offset_of!(Head, dropped)).unwrap_or(0),
             rows,
-            maps,
-            root: PathBuf::from("/"),
+            mappings,
+            started: None,
             time_ns: nanoseconds(SystemTime::now()),
         };
         Ok(raw)
@@ -121,12 +130,45 @@ pub fn nanoseconds(time: SystemTime) -> i64 {
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// Returns the name of the program with these mappings, or nothing. The kernel maps the program's
-/// file below its libraries.
-fn program(maps: &str) -> String {
-    let mut paths = maps.lines().filter_map(|line| line.split_once('/'));
-    let name = paths.next().and_then(|(_, path)| path.rsplit('/').next());
-    name.unwrap_or_default().to_owned()
+/// The most mappings of a process that are kept: as many as Linux allows by default.
+const MAPPINGS: usize = 65_536;
+
+/// Returns the name of the program with these mappings, or nothing, and those mappings that can
+/// hold functions. The kernel maps the program's file below its libraries.
+fn mapped(maps: impl Iterator<Item = io::Result<Mapping>>) -> io::Result<(String, Vec<Mapping>)> {
+    let mut program = None;
+    let mut mappings: Vec<Mapping> = Vec::new();
+    for mapping in maps {
+        let mapping = mapping?;
+        if !mapping.path.starts_with(b"/") {
+            continue;
+        }
+        program.get_or_insert_with(|| {
+            let name = mapping.path.rsplit(|&byte| byte == b'/').next();
+            String::from_utf8_lossy(name.unwrap_or_default()).into_owned()
+        });
+        if mapping.is_executable() && mapping.start < mapping.end && mappings.len() < MAPPINGS {
+            mappings.push(mapping);
+        }
+    }
+    // A file that a process has left may list them in any order, or more than one at an address.
+    mappings.sort_by_key(|mapping| mapping.start);
+    let mut end = 0;
+    mappings.retain(|mapping| {
+        let is_apart = mapping.start >= end;
+        if is_apart {
+            end = mapping.end;
+        }
+        is_apart
+    });
+    Ok((program.unwrap_or_default(), mappings))
+}
+
+/// Returns the position of the mapping with an address, in [`Raw::mappings`].
+pub fn mapping_of(mappings: &[Mapping], address: u64) -> Option<usize> {
+    let behind = mappings.partition_point(|mapping| mapping.start <= address);
+    let nth = behind.checked_sub(1)?;
+    (address < mappings[nth].end).then_some(nth)
 }
 
 /// Reads a record. Returns `None` for one that is not complete.
@@ -156,6 +198,16 @@ fn row(bytes: &[u8]) -> Option<Row> {
 mod tests {
     use super::*;
 
+    const MAPS: &[u8] = b"\
+5000-6000 r-xp 00001000 fe:00 8 /lib/caf\xe9.so
+1000-2000 r--p 00000000 fe:00 7 /bin/prog
+2000-3000 r-xp 00001000 fe:00 7 /bin/prog
+2800-3800 r-xp 00001000 fe:00 9 /lib/overlaps
+3000-2000 r-xp 00001000 fe:00 9 /lib/backwards
+7000-8000 rwxp 00000000 00:00 0
+not a mapping
+";
+
     fn profile() -> Vec<u8> {
         let mut bytes = vec![0; RECORDS_AT + 2 * size_of::<Record>()];
         let mut put = |at: usize, word: u64| bytes[at..at + 8].copy_from_slice(&word.to_le_bytes());
@@ -172,7 +224,7 @@ mod tests {
         put(RECORDS_AT + offset_of!(Record, depth), 2);
         put(RECORDS_AT + offset_of!(Record, bytes), 5000);
         put(RECORDS_AT + offset_of!(Record, frames), 0x1234);
-        bytes.extend_from_slice(b"maps");
+        bytes.extend_from_slice(MAPS);
         bytes
     }
 
@@ -184,7 +236,36 @@ mod tests {
             (&raw.rows[0].frames[..], raw.rows[0].bytes),
             (&[0x1234, 0][..], 5000.0)
         );
-        assert_eq!(raw.maps, "maps");
+    }
+
+    #[test]
+    fn mappings_are_in_order_and_apart() {
+        let raw = Raw::parse(&profile()).unwrap();
+        let starts: Vec<u64> = raw.mappings.iter().map(|mapping| mapping.start).collect();
+        assert_eq!(starts, [0x2000, 0x5000]);
+        assert_eq!(raw.mappings[1].path, b"/lib/caf\xe9.so");
+        for (address, nth) in [
+            (0x1fff, None),
+            (0x2000, Some(0)),
+            (0x2fff, Some(0)),
+            (0x3000, None),
+            (0x5800, Some(1)),
+            (u64::MAX, None),
+        ] {
+            assert_eq!(mapping_of(&raw.mappings, address), nth, "{address:#x}");
+        }
+    }
+
+    #[test]
+    fn more_records_than_a_process_makes_are_left_out() {
+        let mut bytes = vec![0; RECORDS_AT + (MAX_RECORDS + 9) * size_of::<Record>()];
+        bytes[..RECORDS_AT].copy_from_slice(&profile()[..RECORDS_AT]);
+        let at = offset_of!(Head, used);
+        bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+        for record in bytes[RECORDS_AT..].chunks_exact_mut(size_of::<Record>()) {
+            record[offset_of!(Record, depth)] = 1;
+        }
+        assert_eq!(Raw::parse(&bytes).unwrap().rows.len(), MAX_RECORDS);
     }
 
     #[test]

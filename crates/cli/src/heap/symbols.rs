@@ -1,6 +1,6 @@
 //! A heap profile with the names of functions.
 
-use super::raw::{Raw, Row};
+use super::raw::{Raw, Row, mapping_of};
 use blazesym::helper::read_elf_build_id;
 use blazesym::symbolize::source::{Elf, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
@@ -145,24 +145,15 @@ fn is_own(location: &Location, mappings: &[Mapping]) -> bool {
         || (!location.lines.is_empty() && functions.all(is_entry))
 }
 
-/// Parses the lines of `/proc/PID/maps` that are about executable files.
-fn mappings(maps: &str) -> Vec<Mapping> {
-    let parse = |line: &str| {
-        let mut words = line.splitn(6, ' ');
-        let (start, end) = words.next()?.split_once('-')?;
-        let executable = words.next()?.contains('x');
-        let offset = words.next()?;
-        let path = words.nth(2)?.trim_start();
-        let hex = |text| u64::from_str_radix(text, 16).ok();
-        (executable && path.starts_with('/')).then_some(Mapping {
-            start: hex(start)?,
-            end: hex(end)?,
-            offset: hex(offset)?,
-            path: path.trim_end_matches(" (deleted)").to_owned(),
-            build_id: String::new(),
-        })
-    };
-    maps.lines().filter_map(parse).collect()
+fn mapping(raw: &crate::foreign::Mapping) -> Mapping {
+    let path = String::from_utf8_lossy(&raw.path);
+    Mapping {
+        start: raw.start,
+        end: raw.end,
+        offset: raw.offset,
+        path: path.trim_end_matches(" (deleted)").to_owned(),
+        build_id: String::new(),
+    }
 }
 
 fn line_of(code: Option<&CodeInfo<'_>>, function: &str) -> Line {
@@ -188,7 +179,7 @@ fn lines(symbol: &Sym<'_>) -> Vec<Line> {
 impl Profile {
     /// Finds the names for a profile's addresses.
     pub fn of(raw: &Raw) -> Profile {
-        let mut mappings = mappings(&raw.maps);
+        let mut mappings = raw.mappings.iter().map(mapping).collect::<Vec<_>>();
         let mut addresses: Vec<u64> = raw
             .rows
             .iter()
@@ -201,16 +192,18 @@ impl Profile {
             .iter()
             .map(|&address| Location {
                 address,
-                mapping: mappings
-                    .iter()
-                    .position(|mapping| (mapping.start..mapping.end).contains(&address)),
+                mapping: mapping_of(&raw.mappings, address),
                 lines: Vec::new(),
                 symbol: String::new(),
             })
             .collect();
         let symbolizer = Symbolizer::new();
+        let root = match raw.started {
+            Some(_) => PathBuf::from(format!("/proc/{}/root", raw.pid)),
+            None => PathBuf::from("/"),
+        };
         for (nth, mapping) in mappings.iter_mut().enumerate() {
-            name_all(&symbolizer, mapping, nth, &raw.root, &mut locations);
+            name_all(&symbolizer, mapping, nth, &root, &mut locations);
         }
         let stacks = raw
             .rows

@@ -1,9 +1,9 @@
 //! The counts of calls in a segment, of a process that counts every call.
 
-use super::snapshot::{Bytes, Refused};
-use pinfold::segment::{CLASSES, Call, Segment};
+use super::snapshot::Refused;
+use pinfold::segment::{CLASSES, Call};
 use pinfold::vmstat::Item;
-use std::mem::offset_of;
+use std::io;
 
 /// The counts of calls.
 #[derive(Debug)]
@@ -22,35 +22,32 @@ pub struct Served {
 }
 
 impl Calls {
-    /// Reads the counts in the units. Returns `None` if the process does not count calls.
-    pub(super) fn parse(bytes: &Bytes<'_>) -> Result<Option<Calls>, Refused> {
-        let units = bytes.place(offset_of!(Segment, units))?;
-        if units == 0 {
-            return Ok(None);
-        }
-        let first = bytes.place(offset_of!(Segment, units_at))?;
-        let size = bytes.place(offset_of!(Segment, unit_bytes))?;
-        let calls = bytes.place(offset_of!(Segment, calls))?;
-        bytes.element(first, units - 1, size)?;
+    /// The bytes of a unit's counts.
+    pub(super) const BYTES: usize = 8 * Call::NAMES.len();
+
+    /// Reads the counts of the units. `read` returns the bytes of one unit's counts.
+    pub(super) fn read(
+        units: usize,
+        mut read: impl FnMut(usize) -> io::Result<Vec<u8>>,
+    ) -> io::Result<Result<Calls, Refused>> {
         let events = Call::NAMES.len();
-        if calls.checked_add(8 * events).is_none_or(|end| end > size) {
-            return Err(Refused::Broken);
-        }
         let mut all = Calls {
             sums: vec![0; events],
             units: Vec::with_capacity(units),
         };
         for unit in 0..units {
-            let mut words = Vec::with_capacity(events);
-            for event in 0..events {
-                words.push(bytes.word(first + unit * size + calls + 8 * event)?);
+            let bytes = read(unit)?;
+            if bytes.len() != Calls::BYTES {
+                return Ok(Err(Refused::Broken));
             }
+            let words = bytes.as_chunks().0.iter().copied();
+            let words: Vec<u64> = words.map(u64::from_le_bytes).collect();
             all.units.push(served(&words));
             for (sum, word) in all.sums.iter_mut().zip(words) {
                 *sum = sum.wrapping_add(word);
             }
         }
-        Ok(Some(all))
+        Ok(Ok(all))
     }
 
     pub fn count(&self, call: Call) -> u64 {

@@ -2,8 +2,9 @@
 
 use super::mail::{Mail, NoAnswer};
 use super::numbers::Numbers;
-use super::source::{folder, name, status};
+use super::source::name;
 use crate::figures::{self, Table};
+use crate::foreign::Process;
 use anyhow::{Context, Result, anyhow, bail};
 use pinfold::segment::{Answer, Code, GET, HEAP_START, SET, TRIM};
 use pinfold_malloc::changeable::{Changeable, SETTINGS, find};
@@ -156,8 +157,7 @@ pub fn trim(args: TrimArgs) -> Result<ExitCode> {
 
 /// Returns how much memory of a process is in pages that no file has.
 fn anonymous_kib(pid: u32) -> Option<u64> {
-    let field = status(&folder(pid), "RssAnon:")?;
-    field.split(' ').next()?.parse().ok()
+    Process::open(pid).ok()?.status().ok()?.number("RssAnon:")
 }
 
 /// A change that the user asks for: the setting's number, the setting, and its new value.

@@ -4,14 +4,15 @@ use super::backend_name;
 use super::mail::{Asked, Child, LONGEST_PAUSE, NoAnswer, ask_to_show};
 use super::numbers::Numbers;
 use super::snapshot::Snapshot;
-use super::source::{PATIENCE, Source, Unreadable, pids};
+use super::source::{PATIENCE, Source, Unreadable};
 use crate::figures::{self, Table};
-use anyhow::{Context, Result};
+use crate::foreign::pids;
+use anyhow::{Context, Result, bail};
 use pinfold::segment::Code;
 use serde::Serialize;
 use std::process::ExitCode;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -77,9 +78,14 @@ pub struct Found {
     filtered: Vec<u32>,
     /// How many processes this user may not look at.
     hidden: usize,
+    /// How many processes were not looked at, because the look took too long.
+    unseen: usize,
     /// The processes that cannot be read, or not be asked.
     refused: Vec<(u32, Unreadable)>,
 }
+
+/// How long a look at all processes may take. A process can make each look at it slow.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// Finds all processes. Has a thread ask forked children to show themselves, so that a later call
 /// finds them.
@@ -104,9 +110,26 @@ pub fn sources() -> Result<Found> {
 
 /// Finds all processes. Does not ask forked children.
 fn find() -> Result<Found> {
+    // The process with which the last look ended. The next one begins behind it, so that slow
+    // processes do not hide others from each look.
+    static LAST: AtomicU32 = AtomicU32::new(0);
     allow_many_files();
     let mut found = Found::default();
-    for pid in pids().context("cannot read /proc")? {
+    let pids = pids().context("cannot read /proc")?;
+    if pids.is_empty() {
+        bail!("/proc shows no processes; mount it by `mount -t proc proc /proc`");
+    }
+    let last = LAST.load(Relaxed);
+    let (before, behind): (Vec<u32>, Vec<u32>) = pids.into_iter().partition(|&pid| pid <= last);
+    let end = Instant::now() + LOOK;
+    let mut rest = behind.into_iter().chain(before);
+    LAST.store(0, Relaxed);
+    for pid in rest.by_ref() {
+        if Instant::now() >= end {
+            LAST.store(pid - 1, Relaxed);
+            found.unseen = 1 + rest.count();
+            break;
+        }
         match Source::open(pid) {
             Ok(source) => found.sources.push(source),
             Err(Unreadable::Child) => found.children.push(pid),
@@ -240,7 +263,17 @@ pub fn main(args: Args) -> Result<ExitCode> {
         &found.filtered,
         "forked children with a seccomp filter, which cannot be asked to show themselves",
     );
-    if found.hidden > 0 {
+    if found.unseen > 0 {
+        figures::note(format_args!(
+            "{} processes were not looked at, because other processes took more than {} s to read",
+            found.unseen,
+            LOOK.as_secs()
+        ));
+    }
+    // Root may look at almost all processes, and has no use for the few others.
+    // SAFETY: the call has no preconditions.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if found.hidden > 0 && (!is_root || rows.is_empty()) {
         let hidden = match found.hidden {
             1 => "1 other process".to_owned(),
             hidden => format!("{hidden} other processes"),

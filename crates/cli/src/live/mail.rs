@@ -1,12 +1,10 @@
 //! Asks a process for something through its mailbox, and waits for the answer.
 
 use super::numbers::Numbers;
-use super::source::{
-    MAILBOX_LINK, PATIENCE, Unreadable, files, folder, inner_pid, started, status,
-};
+use super::source::{MAILBOX_LINK, PATIENCE, Unreadable, files, is_mapped};
+use crate::foreign::{Process, has_ended, reopen_for_writing};
 use pinfold::segment::{Answer, Code, MAKE, Mailbox, Posted, Request};
-use std::fs::{self, DirEntry, OpenOptions};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 use std::thread::sleep;
@@ -14,11 +12,10 @@ use std::time::{Duration, Instant};
 
 /// A process's mailbox, mapped. A forked child has its parent's.
 pub struct Mail {
-    at: *mut libc::c_void,
-    pid: u32,
+    page: Page,
+    process: Process,
     /// The process's number as it sees itself.
     inner: u32,
-    started: u64,
 }
 
 /// Why there is no answer.
@@ -45,12 +42,10 @@ pub const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 impl Mail {
     /// Opens the mailbox of process `pid`. `numbers` are those of all processes.
     pub fn open(pid: u32, numbers: &Numbers) -> Result<Mail, Unreadable> {
-        let own = folder(pid);
-        let start = started(&own).ok_or(Unreadable::Gone)?;
-        let inner = inner_pid(&own, pid);
-        for held in files(&own, MAILBOX_LINK)? {
-            let path = format!("/proc/self/fd/{}", held.file.as_raw_fd());
-            let file = OpenOptions::new().read(true).write(true).open(path)?;
+        let process = Process::open(pid)?;
+        let inner = process.inner_pid()?;
+        for (file, mapping) in files(&process, MAILBOX_LINK)? {
+            let file = reopen_for_writing(&file)?;
             // SAFETY: the call uses no memory of this process.
             let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
             // A file that shrinks later would be a signal here.
@@ -65,21 +60,30 @@ impl Mail {
             if at == libc::MAP_FAILED {
                 return Err(io::Error::last_os_error().into());
             }
-            let mail = Mail {
-                at,
-                pid,
-                inner,
-                started: start,
-            };
-            // Another process may have got the number before its files were opened.
-            if started(&own) != Some(start) {
+            let page = Page(at.cast());
+            // Another program may have begun before the files were opened.
+            if process.has_ended()? {
                 return Err(Unreadable::Gone);
             }
-            if mail.mailbox().is_ready() {
-                let shares = |other: &u32| held.is_mapped(&folder(*other)).unwrap_or(false);
+            if page.mailbox().is_ready() {
+                // A process of which that is not known may have the same mailbox, unless it has
+                // other rights than the one that this user may look at.
+                let shares = |other: &u32| {
+                    let other = Process::open(*other);
+                    match other.and_then(|other| is_mapped(&other, &mapping)) {
+                        Ok(shares) => shares,
+                        Err(error) => {
+                            !has_ended(&error) && error.kind() != ErrorKind::PermissionDenied
+                        }
+                    }
+                };
                 return match numbers.others(pid, inner).find(shares) {
                     Some(other) => Err(Unreadable::Namesake(other)),
-                    None => Ok(mail),
+                    None => Ok(Mail {
+                        page,
+                        process,
+                        inner,
+                    }),
                 };
             }
         }
@@ -87,9 +91,7 @@ impl Mail {
     }
 
     fn mailbox(&self) -> &Mailbox {
-        // SAFETY: the mapping is as large as a mailbox, all its fields are atomics, and it stays
-        // until this value is dropped.
-        unsafe { &*self.at.cast_const().cast::<Mailbox>() }
+        self.page.mailbox()
     }
 
     fn post(&self, what: u32, argument: u64, time: Duration) -> Option<Posted> {
@@ -132,13 +134,13 @@ impl Mail {
     }
 
     fn is_alive(&self) -> bool {
-        started(&folder(self.pid)) == Some(self.started)
+        self.process.has_ended().is_ok_and(|ended| !ended)
     }
 
     /// Returns the answer, if there is one. Gives the process its consent if it wants it.
     fn answer_to(&self, posted: Posted) -> Result<Option<Answer>, NoAnswer> {
         if self.mailbox().wants_consent(posted) {
-            if has_filter(self.pid) {
+            if has_filter(&self.process) {
                 self.mailbox().withdraw(posted);
                 return Err(NoAnswer::Filtered);
             }
@@ -148,25 +150,51 @@ impl Mail {
     }
 }
 
-impl Drop for Mail {
+/// A mapping of a mailbox.
+struct Page(*mut Mailbox);
+
+impl Page {
+    fn mailbox(&self) -> &Mailbox {
+        // SAFETY: the mapping is as large as a mailbox, all its fields are atomics, and it stays
+        // until this value is dropped.
+        unsafe { &*self.0 }
+    }
+}
+
+impl Drop for Page {
     fn drop(&mut self) {
         // SAFETY: nothing refers to the mapping any more.
-        unsafe { libc::munmap(self.at, size_of::<Mailbox>()) };
+        unsafe { libc::munmap(self.0.cast(), size_of::<Mailbox>()) };
     }
 }
 
 /// Returns whether a thread of a process has a seccomp filter. A filter may end the process at a
-/// system call that it has not made before.
-pub fn has_filter(pid: u32) -> bool {
-    let tasks = fs::read_dir(folder(pid).join("task"));
-    let Ok(tasks) = tasks.and_then(Iterator::collect::<io::Result<Vec<_>>>) else {
+/// system call that it has not made before. Returns `true` if that cannot be told.
+pub fn has_filter(process: &Process) -> bool {
+    let Ok(tasks) = process.tasks() else {
         return true;
     };
-    // A thread that has ended has no status, and a kernel without seccomp tells no mode.
-    let mode = |task: &DirEntry| status(&task.path(), "Seccomp:");
-    tasks
-        .iter()
-        .any(|task| mode(task).is_some_and(|mode| mode != "0"))
+    let mut without = 0;
+    for task in tasks {
+        if !task.is_ok_and(|task| is_without_filter(&task)) {
+            return true;
+        }
+        without += 1;
+    }
+    without == 0
+}
+
+/// Returns whether a thread is known to have no seccomp filter, because it has ended, or because
+/// its `status` says so.
+fn is_without_filter(task: &Process) -> bool {
+    match task.status() {
+        Ok(status) => match status.field("Seccomp:") {
+            Some(mode) => mode == b"0",
+            // A kernel without seccomp has no such line.
+            None => status.is_whole_status(),
+        },
+        Err(error) => has_ended(&error),
+    }
 }
 
 /// A forked child that was asked to make a segment of its own.
@@ -186,17 +214,17 @@ pub enum Asked {
 
 /// Asks a forked child to make a segment of its own. Does not wait for it.
 pub fn ask_to_show(pid: u32, numbers: &Numbers) -> Result<Asked, Unreadable> {
-    if has_filter(pid) {
+    let mail = Mail::open(pid, numbers)?;
+    if has_filter(&mail.process) {
         return Ok(Asked::Filtered);
     }
-    let mail = Mail::open(pid, numbers)?;
     let posted = mail.post(MAKE, 0, PATIENCE);
     Ok(posted.map_or(Asked::Full, |posted| Asked::Posted(Child { mail, posted })))
 }
 
 impl Child {
     pub fn pid(&self) -> u32 {
-        self.mail.pid
+        self.mail.process.pid()
     }
 
     pub fn is_alive(&self) -> bool {
@@ -213,5 +241,102 @@ impl Child {
 impl Drop for Child {
     fn drop(&mut self) {
         self.mail.mailbox().withdraw(self.posted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::Path;
+
+    const STAT: &str = "7 (x) R 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23\n";
+    const END: &str = "nonvoluntary_ctxt_switches:\t0\n";
+
+    /// Returns whether a made-up process has a filter. Its second thread is made by `make`, in a
+    /// folder of its own.
+    fn with_task(make: impl FnOnce(&Path)) -> bool {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("stat"), STAT).unwrap();
+        for task in ["7", "8"] {
+            fs::create_dir_all(folder.path().join("task").join(task)).unwrap();
+        }
+        let status = format!("Name:\tx\nSeccomp:\t0\n{END}");
+        fs::write(folder.path().join("task/7/status"), status).unwrap();
+        make(&folder.path().join("task/8"));
+        has_filter(&Process::at(folder.path(), 7).unwrap())
+    }
+
+    fn with_status(status: &[u8]) -> bool {
+        with_task(|task| fs::write(task.join("status"), status).unwrap())
+    }
+
+    #[test]
+    fn a_status_that_says_so_means_no_filter() {
+        for name in [
+            &b"x"[..],
+            b"\xd1\x81\xd0\xb5\xd1\x80\xd0\xb2\xd0\xb5\xd1\x80-1\xd1",
+        ] {
+            for (mode, filtered) in [(b'0', false), (b'1', true), (b'2', true)] {
+                let mut status = [b"Name:\t", name, b"\nSeccomp:\t"].concat();
+                status.extend([mode, b'\n']);
+                status.extend(END.bytes());
+                assert_eq!(with_status(&status), filtered);
+            }
+        }
+        // A kernel without seccomp.
+        assert!(!with_status(format!("Name:\tx\n{END}").as_bytes()));
+    }
+
+    #[test]
+    fn only_a_thread_that_has_ended_has_no_status() {
+        assert!(!with_task(|_| {}));
+        assert!(!with_task(|task| fs::remove_dir(task).unwrap()));
+    }
+
+    #[test]
+    fn what_is_not_known_means_a_filter() {
+        for status in [
+            &b""[..],
+            b"Name:\tx\n",
+            b"Name:\tx\nSeccomp:",
+            b"Name:\tx\nSeccomp:\t\nnonvoluntary_ctxt_switches:\t0\n",
+            b"Name:\tx\nnonvoluntary_ctxt_switches:\t0",
+            b"\xff\xfe",
+        ] {
+            assert!(with_status(status), "{status:?}");
+        }
+        let long = [&vec![b'x'; 2 << 20][..], b"\nSeccomp:\t0\n", END.as_bytes()].concat();
+        assert!(with_status(&long));
+        assert!(with_task(
+            |task| fs::create_dir(task.join("status")).unwrap()
+        ));
+        // Too many links, as a stand-in for errors that have nothing to do with the thread.
+        assert!(with_task(
+            |task| symlink("status", task.join("status")).unwrap()
+        ));
+        assert!(with_task(|task| {
+            fs::remove_dir(task).unwrap();
+            fs::write(task, "no folder").unwrap();
+        }));
+        // SAFETY: the call has no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            assert!(with_task(|task| {
+                let status = task.join("status");
+                fs::write(&status, format!("Seccomp:\t0\n{END}")).unwrap();
+                fs::set_permissions(&status, fs::Permissions::from_mode(0o0)).unwrap();
+            }));
+        }
+    }
+
+    #[test]
+    fn a_process_whose_threads_cannot_be_listed_has_a_filter() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("stat"), STAT).unwrap();
+        let process = Process::at(folder.path(), 7).unwrap();
+        assert!(has_filter(&process));
+        fs::create_dir(folder.path().join("task")).unwrap();
+        assert!(has_filter(&process));
     }
 }

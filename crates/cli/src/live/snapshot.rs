@@ -2,12 +2,14 @@
 
 use super::calls::Calls;
 use pinfold::segment::{
-    CacheRow, CounterRow, EVENTS, Kind, MAGIC, NodeEvents, NodeMemory, Segment, SlabEvent, VERSION,
+    CACHES, COUNTERS, CacheRow, CounterRow, EVENTS, Kind, MAGIC, NODES, NodeEvents, NodeMemory,
+    Segment, SlabEvent, VERSION,
 };
 use pinfold::slab::kmalloc;
 use pinfold::vmstat::Item;
 use serde::Serialize;
 use std::fmt;
+use std::io;
 use std::mem::offset_of;
 
 /// The numbers of one process.
@@ -100,7 +102,7 @@ pub enum Refused {
     NotASegment,
     /// It has another version of the layout.
     Version(u32),
-    /// It ends before its parts do.
+    /// It ends before its parts do, or has more rows than a process can make.
     Broken,
 }
 
@@ -156,10 +158,33 @@ impl Bytes<'_> {
     }
 }
 
-impl Snapshot {
-    /// Reads a segment.
-    pub fn parse(bytes: &[u8]) -> Result<Snapshot, Refused> {
-        let bytes = Bytes(bytes);
+/// The bytes that are enough to tell a segment from other files.
+const HEAD: usize = 4096;
+const _: () = assert!(size_of::<Segment>() <= HEAD);
+
+/// The most units that a segment can have: one for each of the 8,192 CPUs that Linux can be built
+/// for, and one that all share.
+const UNITS: usize = 8193;
+
+/// Where the parts of a segment are, and how many rows are in use. The numbers of rows are within
+/// the bounds of the layout, and the places may be anywhere.
+#[derive(Debug)]
+struct Head {
+    nodes: usize,
+    memory_at: usize,
+    caches: usize,
+    caches_at: usize,
+    events_at: usize,
+    counters: usize,
+    counters_at: usize,
+    units: usize,
+    units_at: usize,
+    unit_bytes: usize,
+    calls: usize,
+}
+
+impl Head {
+    fn parse(bytes: &Bytes<'_>) -> Result<Head, Refused> {
         let magic = bytes.word(offset_of!(Segment, magic));
         if magic.map_err(|_| Refused::NotASegment)? != MAGIC {
             return Err(Refused::NotASegment);
@@ -168,21 +193,100 @@ impl Snapshot {
         if version != VERSION {
             return Err(Refused::Version(version));
         }
-        let nodes = bytes.place(offset_of!(Segment, nodes))?;
-        let memory_at = bytes.place(offset_of!(Segment, memory_at))?;
+        let most = |at, most| {
+            let number = bytes.place(at)?;
+            (number <= most).then_some(number).ok_or(Refused::Broken)
+        };
+        let caches = most(offset_of!(Segment, caches), CACHES)?;
+        let counters = most(offset_of!(Segment, counters), COUNTERS)?;
+        Ok(Head {
+            nodes: most(offset_of!(Segment, nodes), NODES)?,
+            memory_at: bytes.place(offset_of!(Segment, memory_at))?,
+            caches: bytes.place(offset_of!(Segment, caches_used))?.min(caches),
+            caches_at: bytes.place(offset_of!(Segment, caches_at))?,
+            events_at: bytes.place(offset_of!(Segment, events_at))?,
+            counters: bytes
+                .place(offset_of!(Segment, counters_used))?
+                .min(counters),
+            counters_at: bytes.place(offset_of!(Segment, counters_at))?,
+            units: most(offset_of!(Segment, units), UNITS)?,
+            units_at: bytes.place(offset_of!(Segment, units_at))?,
+            unit_bytes: bytes.place(offset_of!(Segment, unit_bytes))?,
+            calls: bytes.place(offset_of!(Segment, calls))?,
+        })
+    }
+
+    /// Returns where the last row that is read ends. The rows of a process that is in order end
+    /// before this, and the bytes up to there are few enough to read at once.
+    fn end(&self) -> Result<usize, Refused> {
+        const MOST: usize = HEAD
+            + NODES * size_of::<NodeMemory>()
+            + CACHES * (size_of::<CacheRow>() + NODES * size_of::<NodeEvents>())
+            + COUNTERS * size_of::<CounterRow>();
+        let parts = [
+            (self.memory_at, self.nodes * size_of::<NodeMemory>()),
+            (self.caches_at, self.caches * size_of::<CacheRow>()),
+            (
+                self.events_at,
+                self.caches * self.nodes * size_of::<NodeEvents>(),
+            ),
+            (self.counters_at, self.counters * size_of::<CounterRow>()),
+        ];
+        let ends = parts.map(|(start, size)| start.saturating_add(size));
+        let end = ends.into_iter().max().unwrap_or(0).max(HEAD);
+        (end <= MOST).then_some(end).ok_or(Refused::Broken)
+    }
+}
+
+impl Snapshot {
+    /// Reads a segment that is in memory.
+    pub fn parse(bytes: &[u8]) -> Result<Snapshot, Refused> {
+        let read = |at: usize, size: usize| {
+            let rest = bytes.get(at..).unwrap_or_default();
+            Ok(rest[..size.min(rest.len())].to_vec())
+        };
+        // Reading memory does not fail.
+        Snapshot::read(read).unwrap_or(Err(Refused::Broken))
+    }
+
+    /// Reads a segment. `read` returns so many bytes from a place on, or fewer at the end.
+    ///
+    /// Reads the first page before any other, because the file can be anything, of any size.
+    pub fn read(
+        mut read: impl FnMut(usize, usize) -> io::Result<Vec<u8>>,
+    ) -> io::Result<Result<Snapshot, Refused>> {
+        let first = read(0, HEAD)?;
+        let head = Head::parse(&Bytes(&first));
+        let (head, end) = match head.and_then(|head| head.end().map(|end| (head, end))) {
+            Ok(found) => found,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let bytes = read(0, end)?;
+        let calls = match head.units {
+            0 => Ok(None),
+            _ if Calls::BYTES.saturating_add(head.calls) > head.unit_bytes => Err(Refused::Broken),
+            units => {
+                let of_unit = |unit: usize| {
+                    let unit = unit.saturating_mul(head.unit_bytes);
+                    let at = head.units_at.saturating_add(unit);
+                    read(at.saturating_add(head.calls), Calls::BYTES)
+                };
+                Calls::read(units, of_unit)?.map(Some)
+            }
+        };
+        Ok(calls.and_then(|calls| Snapshot::of(&Bytes(&bytes), &head, calls)))
+    }
+
+    fn of(bytes: &Bytes<'_>, head: &Head, calls: Option<Calls>) -> Result<Snapshot, Refused> {
         let memory = |node| {
-            let at = bytes.element(memory_at, node, size_of::<NodeMemory>())?;
+            let at = bytes.element(head.memory_at, node, size_of::<NodeMemory>())?;
             Ok(Memory {
                 used: bytes.word(at + offset_of!(NodeMemory, used))?,
                 dirty: bytes.word(at + offset_of!(NodeMemory, dirty))?,
             })
         };
-        let used = bytes.place(offset_of!(Segment, caches_used))?;
-        let used = used.min(bytes.place(offset_of!(Segment, caches))?);
-        let caches = (0..used).map(|nth| Cache::parse(&bytes, nth, nodes));
-        let shown = bytes.place(offset_of!(Segment, counters_used))?;
-        let shown = shown.min(bytes.place(offset_of!(Segment, counters))?);
-        let counters = (0..shown).map(|nth| Counter::parse(&bytes, nth));
+        let caches = (0..head.caches).map(|nth| Cache::parse(bytes, head, nth));
+        let counters = (0..head.counters).map(|nth| Counter::parse(bytes, head, nth));
         Ok(Snapshot {
             pid: bytes.half(offset_of!(Segment, pid))?,
             backend: bytes.half(offset_of!(Segment, backend))?,
@@ -193,9 +297,9 @@ impl Snapshot {
             huge: bytes.word(offset_of!(Segment, huge))?,
             metadata: bytes.word(offset_of!(Segment, metadata))?,
             mapped: bytes.word(offset_of!(Segment, mapped))?,
-            shepherd: Shepherd::parse(&bytes)?,
+            shepherd: Shepherd::parse(bytes)?,
             page_size: u64::from(bytes.half(offset_of!(Segment, page_size))?),
-            nodes: (0..nodes).map(memory).collect::<Result<_, _>>()?,
+            nodes: (0..head.nodes).map(memory).collect::<Result<_, _>>()?,
             caches: caches
                 .filter_map(Result::transpose)
                 .collect::<Result<_, _>>()?,
@@ -203,7 +307,7 @@ impl Snapshot {
                 .filter_map(Result::transpose)
                 .collect::<Result<_, _>>()?,
             counted_ns: bytes.word(offset_of!(Segment, counted_ns))?,
-            calls: Calls::parse(&bytes)?,
+            calls,
         })
     }
 }
@@ -243,9 +347,8 @@ impl Snapshot {
 
 impl Counter {
     /// Reads row `nth`. Returns `None` if no counter has the row.
-    fn parse(bytes: &Bytes<'_>, nth: usize) -> Result<Option<Counter>, Refused> {
-        let first = bytes.place(offset_of!(Segment, counters_at))?;
-        let row = bytes.element(first, nth, size_of::<CounterRow>())?;
+    fn parse(bytes: &Bytes<'_>, head: &Head, nth: usize) -> Result<Option<Counter>, Refused> {
+        let row = bytes.element(head.counters_at, nth, size_of::<CounterRow>())?;
         if bytes.half(row + offset_of!(CounterRow, state))? != 2 {
             return Ok(None);
         }
@@ -260,19 +363,19 @@ impl Counter {
 impl Cache {
     /// Reads row `nth`. Returns `None` if no cache has the row. If another cache got the row while
     /// the bytes were copied, the name or the counts may be those of the old cache.
-    fn parse(bytes: &Bytes<'_>, nth: usize, nodes: usize) -> Result<Option<Cache>, Refused> {
-        let caches_at = bytes.place(offset_of!(Segment, caches_at))?;
-        let events_at = bytes.place(offset_of!(Segment, events_at))?;
-        let row = bytes.element(caches_at, nth, size_of::<CacheRow>())?;
+    fn parse(bytes: &Bytes<'_>, head: &Head, nth: usize) -> Result<Option<Cache>, Refused> {
+        let row = bytes.element(head.caches_at, nth, size_of::<CacheRow>())?;
         let field = |at: usize| bytes.half(row + at).map(u64::from);
         if field(offset_of!(CacheRow, state))? & 3 != 2 {
             return Ok(None);
         }
         let name = bytes.name(row + offset_of!(CacheRow, name));
         let events = |node| {
-            let at = nth.checked_mul(nodes).and_then(|at| at.checked_add(node));
+            let at = nth
+                .checked_mul(head.nodes)
+                .and_then(|at| at.checked_add(node));
             let size = size_of::<NodeEvents>();
-            let at = bytes.element(events_at, at.ok_or(Refused::Broken)?, size)?;
+            let at = bytes.element(head.events_at, at.ok_or(Refused::Broken)?, size)?;
             let mut counts = [0; EVENTS];
             for (event, count) in counts.iter_mut().enumerate() {
                 *count = bytes.word(at + 8 * event)?;
@@ -287,7 +390,7 @@ impl Cache {
             per_slab: field(offset_of!(CacheRow, per_slab))?,
             slab: field(offset_of!(CacheRow, slab))?,
             sheaf_capacity: field(offset_of!(CacheRow, sheaf_capacity))?,
-            nodes: (0..nodes).map(events).collect::<Result<_, _>>()?,
+            nodes: (0..head.nodes).map(events).collect::<Result<_, _>>()?,
         }))
     }
 

@@ -1,36 +1,38 @@
 //! Finds a process's statistics segment, and reads it.
 //!
-//! The segment is a file without a name, behind one of the process's descriptors. Where the program
-//! has closed them all, root can open the mapping instead. In a process that counts every call, the
-//! segment is a file with a name, which the process has mapped.
+//! The segment is a file without a name that the process has mapped. Root opens it by the mapping.
+//! The process's own user opens it by one of the process's descriptors, unless the program has
+//! closed them all. In a process that counts every call, the segment is a file with a name.
+//!
+//! The process may be hostile, and `pinfold list` reads all processes. So at most [`FILES`] files
+//! of a process are opened, and a page of each is read before any more.
 
 use super::snapshot::{Refused, Snapshot};
+use crate::foreign::{
+    Content, Mapping, Process, Unopened, has_ended, number, open_mapped, own_fields, regular,
+};
+use rustix::fs::{Stat, major, minor};
 use std::fmt;
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
-use std::ptr::null_mut;
-use std::sync::atomic::AtomicU64;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// How the kernel names the files of `pinfold::segment`.
-const SEGMENT_LINK: &str = "/memfd:pinfold (deleted)";
-pub(super) const MAILBOX_LINK: &str = "/memfd:pinfold-mailbox (deleted)";
+const SEGMENT_LINK: &[u8] = b"/memfd:pinfold (deleted)";
+pub(super) const MAILBOX_LINK: &[u8] = b"/memfd:pinfold-mailbox (deleted)";
+/// How many files of a process are opened. A process has one file of each kind, and a forked child
+/// may still have its parent's.
+const FILES: usize = 2;
+/// The most descriptors of a process that are searched: as many as Linux allows by default.
+const DESCRIPTORS: usize = 1 << 20;
 /// How long to wait for forked children: somewhat longer than the time between two ticks.
 pub const PATIENCE: Duration = Duration::from_millis(1200);
-/// More bytes than a segment has on the largest machine. Other files are not read to their end.
-const MAX_BYTES: u64 = 64 << 20;
-
 /// A process that shows its statistics.
 pub struct Source {
     /// The process's number, as this command sees it.
     pub pid: u32,
+    process: Process,
     held: Held,
-    /// When the process was started, as the kernel counts.
-    started: u64,
 }
 
 /// Why a process cannot be read.
@@ -94,108 +96,114 @@ impl From<io::Error> for Unreadable {
     fn from(error: io::Error) -> Unreadable {
         match error.kind() {
             ErrorKind::PermissionDenied => Unreadable::Forbidden,
-            ErrorKind::NotFound => Unreadable::Gone,
-            _ if error.raw_os_error() == Some(libc::ESRCH) => Unreadable::Gone,
+            _ if has_ended(&error) => Unreadable::Gone,
             _ => Unreadable::System(error),
         }
     }
 }
 
-pub(super) fn folder(pid: u32) -> PathBuf {
-    PathBuf::from(format!("/proc/{pid}"))
-}
-
 impl Source {
     /// Opens the segment of process `pid`.
     pub fn open(pid: u32) -> Result<Source, Unreadable> {
-        let folder = folder(pid);
-        let started = started(&folder).ok_or(Unreadable::Gone)?;
-        let inner = inner_pid(&folder, pid);
-        let mut found = Err(Unreadable::NotShown);
-        let shown = files(&folder, SEGMENT_LINK)?;
-        for held in shown.into_iter().chain(counted(&folder, inner)) {
-            match Snapshot::parse(&bytes_of(&held.file)?) {
-                // A child in a PID namespace of its own may have its parent's number.
-                Ok(snapshot) if snapshot.pid == inner && held.is_mapped(&folder)? => {
-                    return Ok(Source { pid, held, started });
+        let process = Process::open(pid)?;
+        let inner = process.inner_pid()?;
+        let mut has_mailbox = false;
+        let shown = mapped(&process, |mapping| {
+            has_mailbox |= mapping.path == MAILBOX_LINK;
+            mapping.path == SEGMENT_LINK || is_counted(mapping, inner)
+        })?;
+        let mut found = match has_mailbox {
+            // A forked child has its parent's mailbox, and not its parent's segment.
+            true => Unreadable::Child,
+            false => Unreadable::NotShown,
+        };
+        for mapping in shown {
+            let held = match Held::open(&process, mapping) {
+                Ok(held) => held,
+                Err(why) => {
+                    found = why;
+                    continue;
                 }
-                Ok(_) => found = Err(Unreadable::Child),
-                Err(refused) => found = Err(Unreadable::Refused(refused)),
+            };
+            match held.read()? {
+                // A child in a PID namespace of its own may have its parent's number.
+                Ok(snapshot) if snapshot.pid == inner => {
+                    return Ok(Source { pid, process, held });
+                }
+                Ok(_) => found = Unreadable::Child,
+                Err(refused) => found = Unreadable::Refused(refused),
             }
         }
-        found
+        Err(found)
     }
 
     /// Returns a source whose numbers are not read.
     #[cfg(test)]
     pub fn of_this_process() -> Source {
-        let pid = std::process::id();
+        let process = Process::own().unwrap();
+        let first = process.maps().unwrap().next().unwrap().unwrap();
         Source {
-            pid,
+            pid: process.pid(),
             held: Held {
-                file: File::open("/dev/null").unwrap(),
-                path: None,
-                link: String::new(),
+                content: Content::of_memory(&process, first.start, 0).unwrap(),
+                place: String::new(),
+                mapping: first,
             },
-            started: started(&folder(pid)).unwrap(),
+            process,
         }
     }
 
     /// Reads the numbers of this moment.
+    ///
+    /// Only [`Unreadable::Gone`] and [`Unreadable::Replaced`] mean that they can never be read
+    /// again.
     pub fn read(&self) -> Result<Snapshot, Unreadable> {
         // The file outlives the process as long as it is open here.
-        let folder = folder(self.pid);
-        if started(&folder) != Some(self.started) {
+        if self.process.has_ended()? {
             return Err(Unreadable::Gone);
         }
-        if !self.held.is_behind_path() && !self.held.is_mapped(&folder)? {
+        if !self.held.is_in_place(&self.process) && !self.held.is_mapped(&self.process)? {
             return Err(Unreadable::Replaced);
         }
-        Snapshot::parse(&bytes_of(&self.held.file)?).map_err(Unreadable::Refused)
+        self.held.read()?.map_err(Unreadable::Refused)
     }
 
     /// Returns when the process was started, in seconds since the epoch. Returns `None` if the
     /// kernel does not say when it was started itself.
     pub fn start_seconds(&self) -> Option<f64> {
-        let stat = fs::read_to_string("/proc/stat").ok()?;
-        let boot = stat.lines().find_map(|line| line.strip_prefix("btime "))?;
-        let since_boot = self.started as f64 / ticks_per_second();
-        Some(boot.trim().parse::<f64>().ok()? + since_boot)
+        let boot = own_fields("/proc/stat").ok()?.number("btime ")?;
+        Some(boot as f64 + self.process.started() as f64 / ticks_per_second())
     }
 
     /// Returns the CPU time of all the process's threads in seconds.
     pub fn cpu_seconds(&self) -> Option<f64> {
-        let stat = fs::read(folder(self.pid).join("stat")).ok()?;
-        let stat = String::from_utf8_lossy(&stat);
-        // The name, in brackets, may hold any characters. User and system time are fields 14 and
-        // 15, and the state is field 3.
-        let mut words = stat.rsplit_once(')')?.1.split_ascii_whitespace().skip(11);
-        let mut ticks = || words.next()?.parse::<u64>().ok();
-        let all = ticks()?.saturating_add(ticks()?);
+        let stat = self.process.stat().ok()?;
+        let all = stat.number(14)?.saturating_add(stat.number(15)?);
         Some(all as f64 / ticks_per_second())
     }
 
     /// Returns the name of the process's program, with unprintable characters escaped.
     pub fn name(&self) -> String {
-        name(self.pid)
+        self.process.name().unwrap_or_default()
     }
 }
 
-/// Reads the process's own file without a name that the kernel calls `link`. The process's number
+/// Opens the process's own file without a name that the kernel calls `link`. The process's number
 /// is the word of 4 bytes behind the first 12. A forked child may have its parent's file.
-pub fn memory_file(pid: u32, link: &str) -> Result<Vec<u8>, Unreadable> {
-    let folder = folder(pid);
-    started(&folder).ok_or(Unreadable::Gone)?;
-    let inner = inner_pid(&folder, pid);
-    for held in files(&folder, link)? {
-        let bytes = bytes_of(&held.file)?;
-        let is_own = bytes.get(12..16) == Some(&inner.to_le_bytes()[..]);
-        // A child in a PID namespace of its own may have its parent's number.
-        if is_own && held.is_mapped(&folder)? {
-            return Ok(bytes);
+pub fn memory_file(process: &Process, link: &[u8]) -> Result<Content, Unreadable> {
+    let inner = process.inner_pid()?;
+    let mut found = Unreadable::NotShown;
+    for mapping in mapped(process, |mapping| mapping.path == link)? {
+        match Held::open(process, mapping) {
+            // A child in a PID namespace of its own may have its parent's number.
+            Ok(held) if held.content.read(12, 4)? == inner.to_le_bytes() => {
+                return Ok(held.content);
+            }
+            Ok(_) => {}
+            Err(why) => found = why,
         }
     }
-    Err(Unreadable::NotShown)
+    Err(found)
 }
 
 /// Returns how many of the kernel's ticks are a second.
@@ -207,184 +215,134 @@ fn ticks_per_second() -> f64 {
 
 /// Returns the name of a process's program, with unprintable characters escaped.
 pub fn name(pid: u32) -> String {
-    let name = fs::read(folder(pid).join("comm")).unwrap_or_default();
-    let name = String::from_utf8_lossy(&name);
-    name.trim_end_matches('\n').escape_debug().to_string()
+    let name = Process::open(pid).and_then(|process| process.name());
+    name.unwrap_or_default()
 }
 
-/// Returns when a process was started, in ticks since the system's start. Returns `None` if it has
-/// ended.
-pub(super) fn started(folder: &Path) -> Option<u64> {
-    let stat = fs::read(folder.join("stat")).ok()?;
-    let stat = String::from_utf8_lossy(&stat);
-    // The name, in brackets, may hold any characters. The state is field 3, the start field 22.
-    let mut words = stat.rsplit_once(')')?.1.split_ascii_whitespace();
-    let state = words.next()?;
-    (state != "Z" && state != "X")
-        .then(|| words.nth(18)?.parse().ok())
-        .flatten()
-}
-
-/// Returns the numbers of all processes.
-pub(super) fn pids() -> io::Result<Vec<u32>> {
-    let entries = fs::read_dir("/proc")?;
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    Ok(names.filter_map(|name| name.parse().ok()).collect())
-}
-
-/// Returns the number that the process has in its own PID namespace.
-pub(super) fn inner_pid(folder: &Path, pid: u32) -> u32 {
-    let numbers = status(folder, "NSpid:");
-    let inner = numbers.as_deref().and_then(|numbers| {
-        let last = numbers.split_ascii_whitespace().last()?;
-        last.parse().ok()
-    });
-    inner.unwrap_or(pid)
-}
-
-/// Returns what a process's `status` says behind `field`.
-pub(super) fn status(folder: &Path, field: &str) -> Option<String> {
-    let status = fs::read_to_string(folder.join("status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix(field));
-    line.map(|rest| rest.trim().to_owned())
-}
-
-/// A file that another process holds.
+/// A file that another process has mapped.
 pub(super) struct Held {
-    pub(super) file: File,
-    /// The place in /proc that leads to the file as long as the process has not closed it.
-    path: Option<PathBuf>,
-    /// How the kernel's list of the process's mappings ends a line with this file.
-    link: String,
+    content: Content,
+    /// The link in the process's folder that led to the file.
+    place: String,
+    mapping: Mapping,
 }
 
 impl Held {
-    /// Returns whether the file's place still leads to it.
-    fn is_behind_path(&self) -> bool {
-        let there = self.path.as_ref().and_then(|path| fs::metadata(path).ok());
-        let here = self.file.metadata();
-        there
-            .zip(here.ok())
-            .is_some_and(|(there, here)| (there.dev(), there.ino()) == (here.dev(), here.ino()))
+    /// Opens the file of a mapping.
+    fn open(process: &Process, mapping: Mapping) -> Result<Held, Unreadable> {
+        let (file, place) = open(process, &mapping)?;
+        Ok(Held {
+            content: Content::of_file(file)?,
+            place,
+            mapping,
+        })
+    }
+
+    fn read(&self) -> io::Result<Result<Snapshot, Refused>> {
+        Snapshot::read(|at, size| self.content.read(at as u64, size))
+    }
+
+    /// Returns whether the link still leads to the file.
+    fn is_in_place(&self, process: &Process) -> bool {
+        let there = process.link(&self.place);
+        there.is_ok_and(|there| there == self.mapping.path)
+            && regular(process, &self.place, |stat| is_of(stat, &self.mapping)).is_ok()
     }
 
     /// Returns whether the process has mapped the file. A forked child that has replaced its
     /// parent's mapping has not, nor has a process that has started another program.
-    pub(super) fn is_mapped(&self, folder: &Path) -> io::Result<bool> {
-        let maps = fs::read_to_string(folder.join("maps"))?;
-        let number = format!(" {} ", self.file.metadata()?.ino());
-        // Some file systems show other numbers in this list. The name of a file there is unique.
-        let is_this = |line: &str| self.path.is_none() || line.contains(&number);
-        Ok(maps
-            .lines()
-            .any(|line| line.ends_with(&self.link) && is_this(line)))
+    fn is_mapped(&self, process: &Process) -> io::Result<bool> {
+        is_mapped(process, &self.mapping)
     }
 }
 
-/// Opens the process's files without a name that the kernel calls `link`: first those behind its
-/// descriptors, or else those that it has mapped.
-pub(super) fn files(folder: &Path, link: &str) -> Result<Vec<Held>, Unreadable> {
-    let mut files = Vec::new();
-    let mut hold = |path: PathBuf| -> io::Result<()> {
-        if let Some(file) = regular(&path)? {
-            files.push(Held {
-                file,
-                path: Some(path),
-                link: link.to_owned(),
-            });
-        }
-        Ok(())
-    };
-    let mut is_open = false;
-    for entry in fs::read_dir(folder.join("fd"))? {
-        let path = entry?.path();
-        // A descriptor may be closed meanwhile.
-        if fs::read_link(&path).is_ok_and(|target| target == Path::new(link)) {
-            is_open = true;
-            hold(path)?;
+/// Returns whether a process has mapped the file of another process's mapping.
+pub(super) fn is_mapped(process: &Process, mapping: &Mapping) -> io::Result<bool> {
+    for other in process.maps()? {
+        if other?.is_same_file(mapping) {
+            return Ok(true);
         }
     }
-    if !is_open {
-        let maps = fs::read_to_string(folder.join("maps"))?;
-        for line in maps.lines().filter(|line| line.ends_with(link)) {
-            let range = line.split(' ').next().unwrap_or_default();
-            hold(folder.join("map_files").join(range)).map_err(|error| match error.kind() {
-                ErrorKind::PermissionDenied => Unreadable::Closed,
-                _ => error.into(),
-            })?;
+    Ok(false)
+}
+
+/// Returns the first mappings that are wanted, one of each file.
+fn mapped(
+    process: &Process,
+    mut is_wanted: impl FnMut(&Mapping) -> bool,
+) -> io::Result<Vec<Mapping>> {
+    let mut found: Vec<Mapping> = Vec::new();
+    for mapping in process.maps()? {
+        let mapping = mapping?;
+        if mapping.is_shared()
+            && is_wanted(&mapping)
+            && found.len() < FILES
+            && !found.iter().any(|known| known.is_same_file(&mapping))
+        {
+            found.push(mapping);
         }
     }
-    Ok(files)
+    Ok(found)
 }
 
-/// Opens a file that another process has chosen. Returns `None` if it is not a regular file. Never
-/// waits, as the open of a pipe would.
-fn regular(path: &Path) -> io::Result<Option<File>> {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_NONBLOCK)
-        .open(path)?;
-    Ok(file.metadata()?.is_file().then_some(file))
-}
-
-/// Opens what may be the segment of a process that counts every call: mapped files whose names are
-/// the process's number and a count.
-fn counted(folder: &Path, pid: u32) -> Vec<Held> {
-    let maps = fs::read_to_string(folder.join("maps")).unwrap_or_default();
-    let prefix = format!("{pid}.");
-    let is_segment = |path: &str| {
-        let count = path
-            .rsplit('/')
-            .next()
-            .and_then(|name| name.strip_prefix(&prefix));
-        count.is_some_and(|count| {
-            !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit())
-        })
-    };
-    let shared = maps.lines().filter(|line| line.contains(" rw-s "));
-    let mut paths: Vec<&str> = shared
-        .filter_map(|line| line.find('/').map(|at| &line[at..]))
-        .filter(|path| is_segment(path))
-        .collect();
-    paths.dedup();
-    let opened = paths.into_iter().filter_map(|path| {
-        // The process may see another file system.
-        let place = folder.join("root").join(path.trim_start_matches('/'));
-        let file = regular(&place).ok()??;
-        Some(Held {
-            file,
-            path: None,
-            link: path.to_owned(),
-        })
+/// Opens the process's files without a name that the kernel calls `link`.
+pub(super) fn files(process: &Process, link: &[u8]) -> Result<Vec<(File, Mapping)>, Unreadable> {
+    let mappings = mapped(process, |mapping| mapping.path == link)?;
+    let opened = mappings.into_iter().map(|mapping| {
+        let (file, _) = open(process, &mapping)?;
+        Ok((file, mapping))
     });
     opened.collect()
 }
 
-/// Reads a whole file. A file whose size can never change is mapped and read word by word, so that
-/// each number is one that the process stored.
-fn bytes_of(file: &File) -> io::Result<Vec<u8>> {
-    let size = file.metadata()?.len().min(MAX_BYTES) as usize;
-    // SAFETY: the call uses no memory of this process.
-    let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 || size == 0 {
-        let mut bytes = vec![0; size];
-        let got = file.read_at(&mut bytes, 0)?;
-        bytes.truncate(got);
-        return Ok(bytes);
+/// Returns whether a file is the one of a mapping of memory.
+fn is_of(stat: &Stat, mapping: &Mapping) -> bool {
+    stat.st_ino == mapping.inode && (major(stat.st_dev), minor(stat.st_dev)) == mapping.device
+}
+
+/// Opens the file of a mapping. Returns the link in the process's folder that led to it, too.
+fn open(process: &Process, mapping: &Mapping) -> Result<(File, String), Unreadable> {
+    let place = mapping.map_file();
+    let why = match regular(process, &place, |_| true) {
+        Ok(file) => return Ok((file, place)),
+        Err(why) => why,
+    };
+    let is_memory = mapping.path.starts_with(b"/memfd:");
+    if !is_memory {
+        return Ok((open_mapped(process, mapping).map_err(unopened)?, place));
     }
-    let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
-    // SAFETY: the kernel chooses the place.
-    let at = unsafe { libc::mmap(null_mut(), size, protection, flags, file.as_raw_fd(), 0) };
-    if at == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
+    // This user may not open mappings.
+    for descriptor in process.descriptors(DESCRIPTORS)? {
+        let place = format!("fd/{descriptor}");
+        // A descriptor may be closed meanwhile.
+        if process.link(&place).is_ok_and(|link| link == mapping.path)
+            && let Ok(file) = regular(process, &place, |stat| is_of(stat, mapping))
+        {
+            return Ok((file, place));
+        }
     }
-    let words = (0..size / 8).map(|nth| {
-        // SAFETY: the mapping has `size` bytes, and the seal keeps the file from shrinking below.
-        let word = unsafe { &*at.cast::<AtomicU64>().add(nth) };
-        word.load(Relaxed).to_ne_bytes()
+    Err(match unopened(why) {
+        Unreadable::Forbidden => Unreadable::Closed,
+        why => why,
+    })
+}
+
+fn unopened(why: Unopened) -> Unreadable {
+    match why {
+        Unopened::System(error) => error.into(),
+        _ => Unreadable::NotShown,
+    }
+}
+
+/// Returns whether a mapping may be of the segment of a process that counts every call: the file's
+/// name is the process's number and a count.
+fn is_counted(mapping: &Mapping, pid: u32) -> bool {
+    let name = mapping.path.rsplit(|&byte| byte == b'/').next();
+    let count = name.and_then(|name| {
+        let at = name.iter().position(|&byte| byte == b'.')?;
+        (number(&name[..at]) == Some(pid)).then_some(&name[at + 1..])
     });
-    let bytes = words.flatten().collect();
-    // SAFETY: nothing refers to the mapping any more.
-    unsafe { libc::munmap(at, size) };
-    Ok(bytes)
+    mapping.path.starts_with(b"/")
+        && mapping.permissions == *b"rw-s"
+        && count.is_some_and(|count| !count.is_empty() && count.iter().all(u8::is_ascii_digit))
 }

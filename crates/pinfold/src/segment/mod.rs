@@ -83,6 +83,9 @@ pub const CACHES: usize = 512;
 /// The number of counters that the segment has room for.
 pub const COUNTERS: usize = 128;
 
+/// The largest number of nodes that a segment has rows for.
+pub const NODES: usize = nodes::MAX_NODES;
+
 /// The environment variable that names the directory for segments.
 ///
 /// Each process makes its segment there as `PID.N`. N counts the program images (`exec`) and forks

@@ -113,8 +113,10 @@ fn other_files_and_versions_are_refused() {
 fn broken_segments_are_refused() {
     let whole = segment(2);
     assert!(Snapshot::parse(&whole).is_ok());
+    // The rest of the last unit holds other words.
+    let end = FIRST + SIZE + CALLS + Calls::BYTES;
     assert!(
-        (0..whole.len())
+        (0..end)
             .step_by(61)
             .all(|cut| Snapshot::parse(&whole[..cut]).is_err())
     );
@@ -137,6 +139,54 @@ fn broken_segments_are_refused() {
             "byte {at}"
         );
     }
+}
+
+/// A small file can claim more rows than a reader could ever show.
+#[test]
+fn more_rows_than_a_process_can_make_are_refused() {
+    use pinfold::segment::{CACHES, COUNTERS, NODES};
+    let mut whole = segment(0);
+    whole.resize(32 << 20, 0);
+    for (field, most) in [
+        (offset_of!(Segment, caches), CACHES),
+        (offset_of!(Segment, counters), COUNTERS),
+        (offset_of!(Segment, nodes), NODES),
+    ] {
+        for (number, is_read) in [(most, true), (most + 1, false), (270_583, false)] {
+            let mut bytes = whole.clone();
+            set(&mut bytes, field, number);
+            assert_eq!(
+                Snapshot::parse(&bytes).is_ok(),
+                is_read,
+                "{number} at {field}"
+            );
+        }
+    }
+}
+
+/// Of a file of any size, little is read until it is known to be a segment, and then its rows only.
+#[test]
+fn few_bytes_are_read() {
+    let mut most = 0;
+    let refused = Snapshot::read(|at, size| {
+        most = most.max(at + size);
+        Ok(vec![0; size])
+    });
+    assert_eq!(refused.unwrap().unwrap_err(), Refused::NotASegment);
+    assert!(most <= 64 << 10);
+    let whole = segment(0);
+    let read = Snapshot::read(|at, size| {
+        most = most.max(at + size);
+        Ok((at..at + size)
+            .map(|at| *whole.get(at).unwrap_or(&0))
+            .collect())
+    });
+    assert_eq!(read.unwrap().unwrap().caches.len(), CACHES);
+    assert!(most <= whole.len().max(4096));
+    let mut far = whole.clone();
+    set(&mut far, offset_of!(Segment, events_at), 60 << 20);
+    far.resize(64 << 20, 0);
+    assert_eq!(Snapshot::parse(&far).unwrap_err(), Refused::Broken);
 }
 
 #[test]
