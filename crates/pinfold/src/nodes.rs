@@ -248,13 +248,11 @@ pub(crate) fn of_this_cpu() -> usize {
 #[cold]
 fn ask_for_node(cpu: usize) -> usize {
     let (mut now, mut id) = (0u32, 0u32);
+    let (to, and) = ((&raw mut now) as usize, (&raw mut id) as usize);
     // SAFETY: `now` and `id` are writable. The kernel ignores the third argument.
-    let answer = crate::sys::keep_errno(|| unsafe {
-        let null = core::ptr::null_mut::<u8>();
-        libc::syscall(libc::SYS_getcpu, &raw mut now, &raw mut id, null)
-    });
+    let answer = unsafe { pinfold_rseq::syscall(libc::SYS_getcpu, [to, and, 0]) };
     let node = with_id(id as usize).unwrap_or(0);
-    if answer == 0
+    if answer.is_ok()
         && now as usize == cpu
         && let Some(place) = OF_CPU.get(cpu)
     {

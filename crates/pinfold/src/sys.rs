@@ -1,6 +1,8 @@
 //! The system calls that Pinfold makes.
 //!
-//! Every function keeps `errno`, because a successful `free` must not change it.
+//! Every function keeps `errno`, because a successful `free` must not change it. The functions call
+//! the kernel themselves ([`pinfold_rseq::syscall`]), because another library may have replaced the
+//! C library's functions.
 
 mod files;
 mod futex;
@@ -18,9 +20,10 @@ pub(crate) use limits::{
     resource_limit,
 };
 
-use core::ptr::{NonNull, null_mut};
+use core::ptr::NonNull;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
+use pinfold_rseq::syscall;
 
 /// Runs `f` and restores `errno` afterwards.
 pub(crate) fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
@@ -53,12 +56,10 @@ pub(crate) fn page_size() -> usize {
 pub(crate) fn physical_memory() -> usize {
     static BYTES: Once = Once::new();
     BYTES.get_or_read(|| {
-        // Calls the kernel directly. `sysconf` makes the same system call, but its code lies on
-        // pages that few programs touch, so using it would take memory.
         // SAFETY: `sysinfo` consists of integers, so zeroes are valid.
         let mut info = unsafe { core::mem::zeroed::<libc::sysinfo>() };
         // SAFETY: `info` is a writable `sysinfo`, and the kernel writes one.
-        keep_errno(|| unsafe { libc::syscall(libc::SYS_sysinfo, &raw mut info) });
+        let _ = unsafe { syscall(libc::SYS_sysinfo, [(&raw mut info) as usize]) };
         (info.totalram as usize).saturating_mul(info.mem_unit as usize)
     })
 }
@@ -89,13 +90,9 @@ impl Once {
 
 fn map(size: usize, protection: libc::c_int, extra: libc::c_int) -> Option<NonNull<u8>> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra;
-    keep_errno(|| {
-        // SAFETY: makes a new private mapping at an address that the kernel chooses.
-        let at = unsafe { libc::mmap(null_mut(), size, protection, flags, -1, 0) };
-        (at != libc::MAP_FAILED)
-            .then_some(at.cast())
-            .and_then(NonNull::new)
-    })
+    // SAFETY: makes a new private mapping at an address that the kernel chooses.
+    let mapped = unsafe { mmap(0, size, protection, flags, -1, 0) };
+    mapped.ok().and_then(|at| NonNull::new(at as *mut u8))
 }
 
 /// The result of [`map_at`].
@@ -119,25 +116,20 @@ pub(crate) enum Mapped {
 pub(crate) unsafe fn map_at(at: *mut u8, size: usize) -> Mapped {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
-    keep_errno(|| {
-        // SAFETY: `MAP_FIXED_NOREPLACE` replaces no mapping, and the caller promises that no other
-        // code uses the addresses.
-        let mapped = unsafe { libc::mmap(at.cast(), size, protection, flags, -1, 0) };
-        if mapped == at.cast() {
-            return Mapped::Done;
+    // SAFETY: `MAP_FIXED_NOREPLACE` replaces no mapping, and the caller promises that no other code
+    // uses the addresses.
+    match unsafe { mmap(at as usize, size, protection, flags, -1, 0) } {
+        Ok(mapped) if mapped == at as usize => Mapped::Done,
+        Ok(mapped) => {
+            // Linux before 4.17 does not know `MAP_FIXED_NOREPLACE`, and has chosen another
+            // address.
+            // SAFETY: this function has just mapped these pages, and no other code knows of them.
+            unsafe { try_unmap(mapped as *mut u8, size) };
+            Mapped::Taken
         }
-        if mapped == libc::MAP_FAILED {
-            // SAFETY: the C library returns the address of the calling thread's errno.
-            return match unsafe { *libc::__errno_location() } {
-                libc::ENOMEM | libc::EAGAIN => Mapped::NoMemory,
-                _ => Mapped::Taken,
-            };
-        }
-        // Linux before 4.17 does not know `MAP_FIXED_NOREPLACE`, and has chosen another address.
-        // SAFETY: this function has just mapped these pages, and no other code knows of them.
-        unsafe { libc::munmap(mapped, size) };
-        Mapped::Taken
-    })
+        Err(libc::ENOMEM | libc::EAGAIN) => Mapped::NoMemory,
+        Err(_) => Mapped::Taken,
+    }
 }
 
 /// Returns an address at which `size` bytes are unmapped now.
@@ -172,7 +164,7 @@ pub(crate) fn map_sparse(size: usize) -> Option<NonNull<u8>> {
     let at = map(size, protection, libc::MAP_NORESERVE)?;
     // SAFETY: `map` has just made this mapping. The advice changes how it is backed, not its
     // content. A kernel without huge pages refuses the advice.
-    keep_errno(|| unsafe { libc::madvise(at.as_ptr().cast(), size, libc::MADV_NOHUGEPAGE) });
+    unsafe { advise(at.as_ptr(), size, libc::MADV_NOHUGEPAGE) };
     Some(at)
 }
 
@@ -209,12 +201,9 @@ pub(crate) unsafe fn map_file_over(at: *mut u8, size: usize, fd: i32, offset: us
     let Ok(offset) = libc::off_t::try_from(offset) else {
         return false;
     };
-    keep_errno(|| {
-        // SAFETY: the caller promises whole pages of this library whose content is not needed, so
-        // replacing them loses nothing.
-        let mapped = unsafe { libc::mmap(at.cast(), size, protection, flags, fd, offset) };
-        mapped != libc::MAP_FAILED
-    })
+    // SAFETY: the caller promises whole pages of this library whose content is not needed, so
+    // replacing them loses nothing.
+    unsafe { mmap(at as usize, size, protection, flags, fd, offset) }.is_ok()
 }
 
 /// Gives pages and their addresses back to the system.
@@ -242,7 +231,7 @@ pub(crate) unsafe fn unmap(at: *mut u8, size: usize) {
 /// `[at, at + size)` are whole pages of a mapping that is not used any more. `size` is not 0.
 pub(crate) unsafe fn try_unmap(at: *mut u8, size: usize) -> bool {
     // SAFETY: the caller promises unused whole pages.
-    keep_errno(|| unsafe { libc::munmap(at.cast(), size) == 0 })
+    unsafe { syscall(libc::SYS_munmap, [at as usize, size]) }.is_ok()
 }
 
 /// Moves pages to other addresses, and replaces the pages there. Nothing is mapped at the old
@@ -256,12 +245,10 @@ pub(crate) unsafe fn try_unmap(at: *mut u8, size: usize) -> bool {
 /// not overlap, and the content at `to` is not needed.
 pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, size: usize) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    keep_errno(|| {
-        // SAFETY: the caller promises two ranges of this library that do not overlap, and that the
-        // content at `to` is not needed.
-        let moved = unsafe { libc::mremap(from.cast(), size, size, flags, to) };
-        moved != libc::MAP_FAILED
-    })
+    let arguments = [from as usize, size, size, flags as usize, to as usize];
+    // SAFETY: the caller promises two ranges of this library that do not overlap, and that the
+    // content at `to` is not needed.
+    unsafe { syscall(libc::SYS_mremap, arguments) }.is_ok()
 }
 
 /// Makes pages readable and writable, after [`close`].
@@ -273,9 +260,7 @@ pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, size: usize) -> bool
 /// `[at, at + size)` are whole pages of a mapping of this library.
 pub(crate) unsafe fn commit(at: *mut u8, size: usize) -> bool {
     // SAFETY: the caller promises whole pages of this library. More access breaks no code.
-    keep_errno(|| unsafe {
-        libc::mprotect(at.cast(), size, libc::PROT_READ | libc::PROT_WRITE) == 0
-    })
+    unsafe { protect(at, size, libc::PROT_READ | libc::PROT_WRITE) }
 }
 
 /// Takes all access to pages away, until [`commit`]. Returns false if the kernel refuses.
@@ -285,7 +270,48 @@ pub(crate) unsafe fn commit(at: *mut u8, size: usize) -> bool {
 /// `[at, at + size)` are whole pages of a mapping of this library that no code uses.
 pub(crate) unsafe fn close(at: *mut u8, size: usize) -> bool {
     // SAFETY: the caller promises that no code uses the pages.
-    keep_errno(|| unsafe { libc::mprotect(at.cast(), size, libc::PROT_NONE) == 0 })
+    unsafe { protect(at, size, libc::PROT_NONE) }
+}
+
+/// Sets which access pages allow. Returns false if the kernel refuses.
+///
+/// # Safety
+///
+/// `[at, at + size)` are whole pages of a mapping of this library. No code accesses them in a way
+/// that `protection` forbids.
+unsafe fn protect(at: *mut u8, size: usize, protection: libc::c_int) -> bool {
+    // SAFETY: the caller promises pages of this library, and access that stays allowed.
+    unsafe { syscall(libc::SYS_mprotect, [at as usize, size, protection as usize]) }.is_ok()
+}
+
+/// Advises the kernel about pages. Returns false if the kernel refuses.
+///
+/// # Safety
+///
+/// `[at, at + size)` are whole pages of a mapping of this library. If the advice drops their
+/// content, no code needs that content.
+unsafe fn advise(at: *mut u8, size: usize, advice: libc::c_int) -> bool {
+    // SAFETY: the caller promises pages of this library, and that no code needs what is dropped.
+    unsafe { syscall(libc::SYS_madvise, [at as usize, size, advice as usize]) }.is_ok()
+}
+
+/// Maps pages. Returns their address.
+///
+/// # Safety
+///
+/// No code needs what the new mapping replaces.
+unsafe fn mmap(
+    at: usize,
+    size: usize,
+    protection: libc::c_int,
+    flags: libc::c_int,
+    fd: i32,
+    offset: libc::off_t,
+) -> Result<usize, libc::c_int> {
+    let (protection, flags) = (protection as usize, flags as usize);
+    let arguments = [at, size, protection, flags, fd as usize, offset as usize];
+    // SAFETY: the caller promises that no code needs what the mapping replaces.
+    unsafe { syscall(libc::SYS_mmap, arguments) }
 }
 
 /// Returns a number that cannot be guessed. Soon after boot the kernel may have no random numbers.
@@ -293,18 +319,15 @@ pub(crate) unsafe fn close(at: *mut u8, size: usize) -> bool {
 pub(crate) fn random() -> u64 {
     let mut number = 0u64;
     let size = size_of_val(&number);
-    // Calls the kernel directly. The C library's function lies on pages that few programs touch, so
-    // using it would take memory.
+    let at = (&raw mut number) as usize;
     // SAFETY: `number` is writable for `size` bytes.
-    let got = keep_errno(|| unsafe {
-        libc::syscall(
+    let got = unsafe {
+        syscall(
             libc::SYS_getrandom,
-            &raw mut number,
-            size,
-            libc::GRND_NONBLOCK,
+            [at, size, libc::GRND_NONBLOCK as usize],
         )
-    });
-    if got == size as libc::c_long {
+    };
+    if got == Ok(size) {
         return number;
     }
     // SAFETY: `timespec` consists of integers, so zeroes are valid. `now` is writable.
@@ -327,7 +350,7 @@ pub(crate) fn random() -> u64 {
 /// `[at, at + size)` are whole committed pages whose content is not needed.
 pub(crate) unsafe fn purge(at: *mut u8, size: usize) -> bool {
     // SAFETY: the caller promises that the content of the pages is not needed.
-    keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_DONTNEED) == 0 })
+    unsafe { advise(at, size, libc::MADV_DONTNEED) }
 }
 
 /// Allows the kernel to back pages with huge pages. The kernel may refuse.
@@ -338,7 +361,7 @@ pub(crate) unsafe fn purge(at: *mut u8, size: usize) -> bool {
 pub(crate) unsafe fn prefer_huge(at: *mut u8, size: usize) {
     // SAFETY: the caller promises pages of this library. The advice changes how they are backed,
     // not their content.
-    keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_HUGEPAGE) });
+    unsafe { advise(at, size, libc::MADV_HUGEPAGE) };
 }
 
 /// Makes the kernel back pages with small pages only. The kernel may refuse.
@@ -349,7 +372,7 @@ pub(crate) unsafe fn prefer_huge(at: *mut u8, size: usize) {
 pub(crate) unsafe fn refuse_huge(at: *mut u8, size: usize) {
     // SAFETY: the caller promises pages of this library. The advice changes how they are backed,
     // not their content.
-    keep_errno(|| unsafe { libc::madvise(at.cast(), size, libc::MADV_NOHUGEPAGE) });
+    unsafe { advise(at, size, libc::MADV_NOHUGEPAGE) };
 }
 
 /// Grows or shrinks a mapping, and moves it if necessary. Returns the new address, or `None` if the
@@ -359,13 +382,10 @@ pub(crate) unsafe fn refuse_huge(at: *mut u8, size: usize) {
 ///
 /// `[at, at + old)` is a whole mapping that the caller owns.
 pub(crate) unsafe fn remap(at: *mut u8, old: usize, new: usize) -> Option<NonNull<u8>> {
-    keep_errno(|| {
-        // SAFETY: the caller owns the whole mapping, so no other code uses the old addresses.
-        let moved = unsafe { libc::mremap(at.cast(), old, new, libc::MREMAP_MAYMOVE) };
-        (moved != libc::MAP_FAILED)
-            .then_some(moved.cast())
-            .and_then(NonNull::new)
-    })
+    let arguments = [at as usize, old, new, libc::MREMAP_MAYMOVE as usize];
+    // SAFETY: the caller owns the whole mapping, so no other code uses the old addresses.
+    let moved = unsafe { syscall(libc::SYS_mremap, arguments) };
+    moved.ok().and_then(|at| NonNull::new(at as *mut u8))
 }
 
 /// Asks the kernel to place pages on `node` if it can. With `None`, asks for the node of the CPU
@@ -388,33 +408,19 @@ pub(crate) unsafe fn prefer_node(at: *mut u8, size: usize, node: Option<usize>) 
     }
     // The kernel subtracts one from the number of bits.
     let bits = mask.len() * 64 + 1;
+    let (mode, mask) = (MPOL_PREFERRED as usize, mask.as_ptr() as usize);
     // SAFETY: the caller promises pages of this library. The kernel reads `bits - 1` bits, which
     // `mask` has.
-    let answer = keep_errno(|| unsafe {
-        libc::syscall(
-            libc::SYS_mbind,
-            at,
-            size,
-            MPOL_PREFERRED,
-            mask.as_ptr(),
-            bits,
-            0,
-        )
-    });
-    answer == 0
+    unsafe { syscall(libc::SYS_mbind, [at as usize, size, mode, mask, bits, 0]) }.is_ok()
 }
 
 /// Returns the CPU that the thread runs on, and the system's id of that CPU's node.
 pub(crate) fn cpu_and_node() -> Option<(usize, usize)> {
     let (mut cpu, mut node) = (0u32, 0u32);
-    let answer = keep_errno(|| {
-        // SAFETY: `cpu` and `node` are writable. The kernel ignores the third argument.
-        unsafe {
-            let unused = null_mut::<u8>();
-            libc::syscall(libc::SYS_getcpu, &raw mut cpu, &raw mut node, unused)
-        }
-    });
-    (answer == 0).then_some((cpu as usize, node as usize))
+    let (to, and) = ((&raw mut cpu) as usize, (&raw mut node) as usize);
+    // SAFETY: `cpu` and `node` are writable. The kernel ignores the third argument.
+    let answer = unsafe { syscall(libc::SYS_getcpu, [to, and, 0]) };
+    answer.ok().map(|_| (cpu as usize, node as usize))
 }
 
 /// Returns the milliseconds of a monotonic clock with a resolution of some milliseconds. Makes no
@@ -448,7 +454,7 @@ pub(crate) fn sleep_microseconds(microseconds: u32) {
         tv_nsec: libc::c_long::from(microseconds.min(999_999) as i32) * 1000,
     };
     // SAFETY: `time` is readable, and a null second argument is allowed.
-    keep_errno(|| unsafe { libc::nanosleep(&raw const time, null_mut()) });
+    let _ = unsafe { syscall(libc::SYS_nanosleep, [(&raw const time) as usize, 0]) };
 }
 
 /// Ends the process with a message on standard error, after an invariant was violated.
@@ -474,9 +480,10 @@ pub(crate) fn die(message: core::fmt::Arguments<'_>) -> ! {
         length: 0,
     };
     let _ = core::fmt::write(&mut text, format_args!("pinfold: {message}\n"));
-    // SAFETY: `text.bytes` is readable for `text.length` bytes, and abort does not return.
+    let text = [2, text.bytes.as_ptr() as usize, text.length];
+    // SAFETY: the text is readable for its length, and abort does not return.
     unsafe {
-        libc::write(2, text.bytes.as_ptr().cast(), text.length);
+        let _ = syscall(libc::SYS_write, text);
         libc::abort()
     }
 }

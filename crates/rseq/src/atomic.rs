@@ -14,6 +14,7 @@
 use crate::arch;
 use crate::stack::STACK_ALIGN;
 use crate::state::STATE;
+use crate::syscall;
 use crate::units::Units;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -98,7 +99,7 @@ pub(crate) unsafe fn lock_unit(unit: *mut u8) {
     while take(lock).is_err() {
         // SAFETY: `sched_yield` has no preconditions. It lets the holder run if the holder was
         // preempted here.
-        unsafe { libc::sched_yield() };
+        let _ = unsafe { syscall(libc::SYS_sched_yield, []) };
     }
 }
 
@@ -119,15 +120,15 @@ pub(crate) unsafe fn try_lock_unit(unit: *mut u8) -> bool {
     // SAFETY: the caller promises an installed unit.
     let lock = unsafe { lock_word(unit) };
     for turn in 0..YIELDS + NAPS {
-        match take(lock) {
+        let _ = match take(lock) {
             Ok(()) => return true,
             Err(holder) if holder == token() => return false,
             // The holder may be preempted, on this CPU or on another, so this thread yields and
             // later sleeps.
             // SAFETY: `sched_yield` has no preconditions.
-            Err(_) if turn < YIELDS => unsafe { libc::sched_yield() },
+            Err(_) if turn < YIELDS => unsafe { syscall(libc::SYS_sched_yield, []) },
             // SAFETY: `nap` is a valid time on this thread's stack.
-            Err(_) => unsafe { libc::nanosleep(&raw const nap, null_mut()) },
+            Err(_) => unsafe { syscall(libc::SYS_nanosleep, [(&raw const nap) as usize, 0]) },
         };
     }
     false

@@ -6,6 +6,7 @@ use crate::abi::{
     MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED_RSEQ,
 };
 use crate::state::{Backend, Index, backend};
+use crate::syscall;
 use core::sync::atomic::AtomicI32;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -141,21 +142,10 @@ fn membarrier(flags: libc::c_uint, cpu: libc::c_int) -> Result<(), FenceError> {
     answer
 }
 
-/// Makes the system call and keeps errno.
+/// Makes the system call.
 fn call(command: libc::c_int, flags: libc::c_uint, cpu: libc::c_int) -> Result<(), FenceError> {
-    // SAFETY: the C library returns the address of the calling thread's errno, which lives as long
-    // as the thread.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
-    let before = unsafe { *errno };
+    let arguments = [command as usize, flags as usize, cpu as usize];
     // SAFETY: membarrier takes three integers and accesses no memory of the process.
-    let answer = unsafe { libc::syscall(libc::SYS_membarrier, command, flags, cpu) };
-    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
-    let refused = unsafe { core::mem::replace(&mut *errno, before) };
-    // `MEMBARRIER_CMD_QUERY` returns the set of commands, a positive number.
-    if answer >= 0 {
-        Ok(())
-    } else {
-        Err(FenceError { errno: refused })
-    }
+    let answer = unsafe { syscall(libc::SYS_membarrier, arguments) };
+    answer.map(drop).map_err(|errno| FenceError { errno })
 }

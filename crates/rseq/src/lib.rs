@@ -76,6 +76,7 @@ pub mod near;
 mod selftest;
 pub mod stack;
 mod state;
+mod syscall;
 mod units;
 mod words;
 
@@ -95,5 +96,7 @@ pub fn thread_pointer() -> usize {
     arch::thread_pointer()
 }
 
+#[doc(hidden)]
+pub use syscall::syscall;
 pub use units::{BESIDE, MAX_INDEX, UNIT_HEADER, Units};
 pub use words::{Append, RING_SLOTS, RING_TAIL};

@@ -5,7 +5,7 @@
 )]
 
 use crate::selftest::{Block, sections_work};
-use crate::{MAX_INDEX, abi, arch, env};
+use crate::{MAX_INDEX, abi, arch, env, syscall};
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize};
@@ -338,39 +338,29 @@ pub fn possible() -> usize {
 #[cold]
 #[inline(never)]
 fn read_possible() -> Option<usize> {
-    let path = c"/sys/devices/system/cpu/possible";
-    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-    // SAFETY: the C library returns the address of the calling thread's errno, which lives as long
-    // as the thread.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
-    let before = unsafe { *errno };
-    // Calls the kernel directly, because the C library's functions are cancellation points.
+    let path = c"/sys/devices/system/cpu/possible".as_ptr() as usize;
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
     // SAFETY: the path is a NUL-terminated literal.
-    let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
+    let opened = unsafe { syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags]) };
+    let fd = opened.ok()?;
     let mut last = LastNumber::default();
-    let mut end = -1;
-    if fd >= 0 {
-        let mut piece = [0u8; 64];
-        loop {
-            // SAFETY: `piece` is writable for its whole length.
-            end = unsafe { libc::syscall(libc::SYS_read, fd, piece.as_mut_ptr(), piece.len()) };
-            let Some(read) = usize::try_from(end).ok().and_then(|n| piece.get(..n)) else {
-                break;
-            };
-            read.iter().for_each(|&byte| last.feed(byte));
-            // sysfs fills the buffer as long as there is more to read, so a short read is the last.
-            if read.len() < piece.len() {
-                end = 0;
-                break;
-            }
+    let mut piece = [0u8; 64];
+    let is_whole = loop {
+        let room = [fd, piece.as_mut_ptr() as usize, piece.len()];
+        // SAFETY: `piece` is writable for its whole length.
+        let got = unsafe { syscall(libc::SYS_read, room) };
+        let Some(read) = got.ok().and_then(|got| piece.get(..got)) else {
+            break false;
+        };
+        read.iter().for_each(|&byte| last.feed(byte));
+        // sysfs fills the buffer as long as there is more to read, so a short read is the last.
+        if read.len() < piece.len() {
+            break true;
         }
-        // SAFETY: this function opened `fd` and has not passed it on.
-        unsafe { libc::syscall(libc::SYS_close, fd) };
-    }
-    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
-    unsafe { *errno = before };
-    (end == 0).then(|| last.get())?.map(|last| last + 1)
+    };
+    // SAFETY: this function opened `fd` and has not passed it on.
+    let _ = unsafe { syscall(libc::SYS_close, [fd]) };
+    is_whole.then(|| last.get())?.map(|last| last + 1)
 }
 
 /// Finds the last number in a list like `0-3,8-11`, which is fed byte by byte.

@@ -1,7 +1,7 @@
 //! Reads files of `/proc` and `/sys`, whole or piece by piece.
 
-use super::keep_errno;
 use core::ffi::CStr;
+use pinfold_rseq::syscall;
 
 /// Reads as much of a file as fits into `to`. Returns how many bytes, or 0 if the file cannot be
 /// read.
@@ -65,35 +65,32 @@ pub(crate) fn for_each_line(path: &CStr, room: &mut [u8], mut each: impl FnMut(&
 /// returns true to be called again, false at the end, and `None` after an error. Returns false
 /// after an error.
 ///
-/// Makes the system calls directly. The C library's functions are cancellation points: a cancelled
-/// thread ends in them. The allocator reads files while it holds locks, and such a thread would
-/// never give the locks back.
-fn read_pieces(path: &CStr, mut read: impl FnMut(libc::c_long) -> Option<bool>) -> bool {
-    keep_errno(|| {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        // SAFETY: a `CStr` is NUL-terminated, and lives until the call returns.
-        let fd = unsafe { libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags) };
-        if fd < 0 {
-            return false;
+/// Makes no call of the C library. Such calls are cancellation points: a cancelled thread ends in
+/// them. The allocator reads files while it holds locks, and such a thread would never give the
+/// locks back.
+fn read_pieces(path: &CStr, mut read: impl FnMut(usize) -> Option<bool>) -> bool {
+    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
+    let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags];
+    // SAFETY: a `CStr` is NUL-terminated, and lives until the call returns.
+    let Ok(fd) = (unsafe { syscall(libc::SYS_openat, arguments) }) else {
+        return false;
+    };
+    let whole = loop {
+        match read(fd) {
+            Some(true) => {}
+            Some(false) => break true,
+            None => break false,
         }
-        let whole = loop {
-            match read(fd) {
-                Some(true) => {}
-                Some(false) => break true,
-                None => break false,
-            }
-        };
-        // SAFETY: this function opened `fd`, and `read` does not keep it.
-        unsafe { libc::syscall(libc::SYS_close, fd) };
-        whole
-    })
+    };
+    // SAFETY: this function opened `fd`, and `read` does not keep it.
+    let _ = unsafe { syscall(libc::SYS_close, [fd]) };
+    whole
 }
 
 /// Reads once. Returns how many bytes, 0 at the end of the file, or `None` after an error.
-fn read_some(fd: libc::c_long, to: &mut [u8]) -> Option<usize> {
+fn read_some(fd: usize, to: &mut [u8]) -> Option<usize> {
     // SAFETY: `to` is writable for its length.
-    let got = unsafe { libc::syscall(libc::SYS_read, fd, to.as_mut_ptr(), to.len()) };
-    usize::try_from(got).ok()
+    unsafe { syscall(libc::SYS_read, [fd, to.as_mut_ptr() as usize, to.len()]) }.ok()
 }
 
 /// Why the content of a file is not available.

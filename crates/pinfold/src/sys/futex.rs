@@ -1,9 +1,9 @@
 //! Sleeping until a word changes.
 
-use super::keep_errno;
 use core::ptr::null;
 use core::sync::atomic::AtomicU32;
 use core::time::Duration;
+use pinfold_rseq::syscall;
 
 /// Marks a futex that no other process uses.
 pub(crate) const PRIVATE: libc::c_int = libc::FUTEX_PRIVATE_FLAG;
@@ -47,7 +47,13 @@ pub(crate) fn futex(
     value: u32,
     time: *const libc::timespec,
 ) {
+    let (word, time) = (word as usize, time as usize);
     // SAFETY: both operations only read `word` and `time`. The kernel refuses an address that it
     // cannot read.
-    keep_errno(|| unsafe { libc::syscall(libc::SYS_futex, word, operation, value, time) });
+    let _ = unsafe {
+        syscall(
+            libc::SYS_futex,
+            [word, operation as usize, value as usize, time],
+        )
+    };
 }

@@ -1,7 +1,8 @@
 //! The limits of the process: its resource limits, its nodes, and the kernel's settings.
 
 use super::files::{number_at_start, read_file};
-use super::{Once, keep_errno, page_size};
+use super::{Once, page_size};
+use pinfold_rseq::syscall;
 
 /// Returns how many bytes of address space `RLIMIT_AS` left to the process at the first call, or
 /// `usize::MAX` if there was no limit.
@@ -26,7 +27,12 @@ pub(crate) fn resource_limit(resource: libc::__rlimit_resource_t) -> usize {
         rlim_max: 0,
     };
     // SAFETY: `limit` is a writable `rlimit`.
-    keep_errno(|| unsafe { libc::getrlimit(resource, &raw mut limit) });
+    let _ = unsafe {
+        syscall(
+            libc::SYS_prlimit64,
+            [0, resource as usize, 0, (&raw mut limit) as usize],
+        )
+    };
     match limit.rlim_cur {
         libc::RLIM_INFINITY => usize::MAX,
         bytes => usize::try_from(bytes).unwrap_or(usize::MAX),
@@ -37,24 +43,16 @@ pub(crate) fn resource_limit(resource: libc::__rlimit_resource_t) -> usize {
 /// Returns `None` if the kernel, or a filter in front of it, refuses. One system call.
 pub(crate) fn allowed_nodes() -> Option<[u64; 16]> {
     /// From `include/uapi/linux/mempolicy.h`.
-    const MPOL_F_MEMS_ALLOWED: libc::c_ulong = 1 << 2;
+    const MPOL_F_MEMS_ALLOWED: usize = 1 << 2;
     let mut nodes = [0u64; 16];
     // The kernel subtracts one from the number of bits.
     let bits = nodes.len() * 64 + 1;
+    let mask = nodes.as_mut_ptr() as usize;
+    let arguments = [0, mask, bits, 0, MPOL_F_MEMS_ALLOWED];
     // SAFETY: the kernel writes `bits - 1` bits, which `nodes` has. With this flag it takes no
     // other address.
-    let answer = keep_errno(|| unsafe {
-        let (mode, mask) = (0usize, nodes.as_mut_ptr());
-        libc::syscall(
-            libc::SYS_get_mempolicy,
-            mode,
-            mask,
-            bits,
-            0usize,
-            MPOL_F_MEMS_ALLOWED,
-        )
-    });
-    (answer == 0).then_some(nodes)
+    let answer = unsafe { syscall(libc::SYS_get_mempolicy, arguments) };
+    answer.is_ok().then_some(nodes)
 }
 
 /// Returns how many bytes the process has mapped, as two numbers.
