@@ -194,6 +194,13 @@ impl Walk<'_> {
                 self.jump(at, instruction.near_branch_target(), &state);
             }
             FlowControl::IndirectBranch => self.jump_by_pointer(&instruction, &state)?,
+            // The kernel has a stack of its own, and returns to the next instruction.
+            FlowControl::Call if instruction.mnemonic() == Mnemonic::Syscall => {
+                for register in CHANGED_BY_CALLS {
+                    state.registers.remove(&register);
+                }
+                self.reach(next, &state);
+            }
             FlowControl::Call | FlowControl::IndirectCall => {
                 let target = match instruction.flow_control() {
                     FlowControl::Call => Some(Target::Own(instruction.near_branch_target())),

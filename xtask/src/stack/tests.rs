@@ -166,6 +166,16 @@ fn calls_through_pointers_need_a_rule() {
 }
 
 #[test]
+fn a_system_call_takes_no_stack() {
+    // `push rax; syscall; pop rax; ret`
+    let image = image(&[("f", &[0x50, 0x0f, 0x05, 0x58, 0xc3])]);
+    let rules = Rules::default();
+    let mut chains = Chains::new(&image, &rules);
+    assert_eq!(chains.from(CODE).total, 16);
+    assert!(chains.problems().is_empty());
+}
+
+#[test]
 fn cycles_need_a_rule() {
     // `push rax; call itself; pop rax; ret`
     let image = image(&[("f", &[0x50, 0xe8, 0xfa, 0xff, 0xff, 0xff, 0x58, 0xc3])]);
