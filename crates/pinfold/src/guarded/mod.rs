@@ -38,7 +38,7 @@ mod fault;
 mod report;
 mod stack;
 
-use crate::profile::here;
+use crate::profile::{self, here};
 use crate::sys;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
@@ -95,7 +95,9 @@ pub fn prepare() -> bool {
         return true;
     }
     let bytes = pool_bytes();
-    if !crate::profile::prepare_walks() || !report::prepare() {
+    // Where walks are forbidden, reports name no callers.
+    let can_record = profile::prepare_walks() || profile::walks_are_forbidden();
+    if !can_record || !report::prepare() {
         return false;
     }
     let Some(slots) = sys::map_sparse(SLOTS * size_of::<Slot>()) else {

@@ -10,6 +10,7 @@
 //! |---|---|---|
 //! | `countdown` | bytes until the next sample | two words for each CPU |
 //! | `walk` | the stacks on which call stacks are walked | private |
+//! | `unwinder` | whether the unwinder takes the loader's lock | |
 //! | `records` | each call stack, with what it allocated and freed | shared, or private |
 //! | `blocks` | the sampled blocks in use | private |
 //! | `probes` | static probes for tracers outside | |
@@ -35,6 +36,7 @@ mod countdown;
 mod math;
 mod probes;
 mod records;
+mod unwinder;
 mod walk;
 
 pub use blocks::Lifted;
@@ -46,7 +48,9 @@ pub use records::{
 };
 #[doc(hidden)]
 pub use walk::forbid_walks;
-pub(crate) use walk::{ALL, prepare as prepare_walks, run_on_stack, walk, without_signals};
+pub(crate) use walk::{
+    ALL, prepare as prepare_walks, run_on_stack, walk, walks_are_forbidden, without_signals,
+};
 pub use walk::{callers, here};
 
 use crate::sys;

@@ -3,12 +3,19 @@
 //! The unwinder needs a few KiB of stack, which a thread with a small stack may not have left. So a
 //! walk switches to one of [`WALKERS`] stacks. A thread takes a stack by one compare-exchange, and
 //! drops its sample if all are taken. Signals wait until the walk is over.
+//!
+//! A walk never calls the loader and never waits for the loader's lock. A thread that allocates may
+//! hold that lock, as a library's constructor does, or the lock's holder may wait for this thread.
+//! So [`prepare`] walks once, outside any allocation: that walk loads the unwinder's library and
+//! finds its functions. No walk happens before, and none if the unwinder itself would take the lock
+//! (`unwinder`).
 
 use super::records::FRAMES;
+use super::unwinder;
 use crate::sys;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicUsize};
+use core::sync::atomic::{AtomicU8, AtomicUsize};
 use pinfold_rseq::thread_pointer;
 
 /// The number of stacks, and so of threads that can walk at the same time.
@@ -18,8 +25,14 @@ const STACK: usize = 64 << 10;
 
 /// The thread pointers of the threads that walk, or 0.
 static OWNERS: [AtomicUsize; WALKERS] = [const { AtomicUsize::new(0) }; WALKERS];
-/// Whether the unwinder may allocate while it holds a lock that a walk needs.
-static MAY_HANG: AtomicBool = AtomicBool::new(false);
+/// Whether stacks can be walked: [`UNPREPARED`], [`PREPARED`] or [`FORBIDDEN`].
+static STATE: AtomicU8 = AtomicU8::new(UNPREPARED);
+/// No walk has loaded the unwinder yet.
+const UNPREPARED: u8 = 0;
+const PREPARED: u8 = 1;
+/// A walk may have to wait for a lock whose holder waits for the walk.
+const FORBIDDEN: u8 = 2;
+
 /// The address of the first stack.
 static STACKS: AtomicUsize = AtomicUsize::new(0);
 
@@ -37,11 +50,17 @@ unsafe extern "C" {
 /// allocate while it holds a lock that a walk needs. One store.
 pub fn forbid_walks() {
     // A walk that has begun holds no lock of this library's, so no other thread waits for it.
-    MAY_HANG.store(true, Relaxed);
+    STATE.store(FORBIDDEN, Relaxed);
 }
 
-/// Makes the stacks, and walks once: the first walk may load the unwinder's library. Returns false
-/// if there is no memory, or if the stack cannot be walked now.
+/// Returns whether [`forbid_walks`] was called, or the unwinder takes the loader's lock. One load.
+pub(crate) fn walks_are_forbidden() -> bool {
+    STATE.load(Relaxed) == FORBIDDEN
+}
+
+/// Makes the stacks, and walks once: that walk may load the unwinder's library. Returns false if
+/// there is no memory, or if the stack cannot be walked now. Forbids walks if the unwinder takes
+/// the loader's lock. The thread must not be in an allocation.
 pub(crate) fn prepare() -> bool {
     if STACKS.load(Relaxed) == 0 {
         let Some(stacks) = sys::map_sparse(WALKERS * STACK) else {
@@ -50,7 +69,20 @@ pub(crate) fn prepare() -> bool {
         // Release pairs with the acquire in `on_own_stack`.
         STACKS.store(stacks.as_ptr() as usize, Release);
     }
-    callers(&mut [0; FRAMES], ALL).is_some()
+    if STATE.load(Relaxed) == UNPREPARED {
+        // A frame to leave out makes this walk call every function that later walks call.
+        if walk_on_own_stack(&mut [0; FRAMES], here()).is_none() {
+            return false;
+        }
+        let state = match unwinder::takes_loader_lock(_Unwind_Backtrace as *const () as usize) {
+            true => FORBIDDEN,
+            false => PREPARED,
+        };
+        // Fails if walks were forbidden meanwhile. Relaxed, because the loader has its own locks,
+        // and the library's functions are found through words of their own.
+        let _ = STATE.compare_exchange(UNPREPARED, state, Relaxed, Relaxed);
+    }
+    STATE.load(Relaxed) == PREPARED
 }
 
 /// For [`callers`] and [`walk`]: leaves no frame out.
@@ -69,10 +101,14 @@ pub fn here() -> usize {
 /// Leaves out the frame of the function in which [`here`] returned `from`, and the frames of the
 /// functions that it called.
 pub fn callers(frames: &mut [usize; FRAMES], from: usize) -> Option<usize> {
-    let mut depth = 0;
-    if MAY_HANG.load(Relaxed) {
-        return None;
+    match STATE.load(Relaxed) {
+        PREPARED => walk_on_own_stack(frames, from),
+        _ => None,
     }
+}
+
+fn walk_on_own_stack(frames: &mut [usize; FRAMES], from: usize) -> Option<usize> {
+    let mut depth = 0;
     on_own_stack(&mut || depth = walk(frames, from));
     (depth > 0).then_some(depth)
 }
