@@ -76,6 +76,8 @@ pub mod near;
 mod selftest;
 pub mod stack;
 mod state;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod stuck;
 mod syscall;
 mod units;
 mod words;

@@ -112,7 +112,7 @@ fn start(args: &StartArgs) -> Result<ExitCode> {
     match answer.code() {
         Some(Code::Done) => {}
         Some(Code::Refused) => bail!(
-            "process {pid}: it could not start a profile within a second: it is loading a library, may make no file for the profile (`ulimit -n`, `ulimit -f`), has no memory, has no libgcc_s.so.1, or has registered unwinding tables; try again, or start it with `pinfold run --heap`"
+            "process {pid}: it could not start a profile within a second: it is loading a library, may make no file for the profile (`ulimit -n`, `ulimit -f`), has no memory, has no libgcc_s.so.1 of GCC 12 or later, or has registered unwinding tables; try again, or start it with `pinfold run --heap`"
         ),
         _ => bail!("process {pid}: it does not know this request"),
     }

@@ -36,9 +36,10 @@ struct Seen {
     is_own: bool,
 }
 
-/// Returns whether a walk of the stack may take the loader's lock. Takes this lock itself. `address`
-/// is that of `_Unwind_Backtrace`. The caller has walked the stack, so the unwinder's library is
-/// loaded.
+/// Returns whether a walk of the stack may take the loader's lock. Takes this lock itself.
+///
+/// `address` is that of `_Unwind_Backtrace`. The caller has walked the stack, so the unwinder's
+/// library is loaded.
 pub(super) fn takes_loader_lock(address: usize) -> bool {
     let mut seen = Seen {
         address,

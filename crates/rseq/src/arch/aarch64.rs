@@ -15,6 +15,7 @@
 
 use crate::stack::STACK_ALIGN;
 use crate::state::Registration;
+use crate::stuck::{ABORTS, PATIENCE};
 use crate::units::{FIRST, MAX_INDEX};
 use core::arch::asm;
 
@@ -71,9 +72,11 @@ pub(crate) unsafe fn read_index(offset: isize) -> u32 {
 ///
 /// * On entry to the body, `x9` holds the address of the current unit. The body may change `x9` to
 ///   `x11`.
-/// * The body ends with its committing store, or branches to `$fail` if there is nothing to do.
-/// * `$after` stands behind the section. It may start the section again by a branch to label 2.
-/// * `$cold` stands behind the abort handler, away from the common path.
+/// * The body ends with its committing store, or branches to `$fail` if there is nothing to do. The
+///   abort handler also branches to `$fail` if the section cannot end (`stuck`).
+/// * `$after` stands behind the section. It may start the section again by a branch to label 5, the
+///   abort handler.
+/// * `$cold` stands before the abort handler, away from the common path.
 /// * The operands of `asm!` come last.
 ///
 /// The abort handler and the cold code lie inside the function, and the function jumps over them.
@@ -87,16 +90,26 @@ macro_rules! template {
             "9:",
             ".long 0, 0",
             ".quad 3f, 4f - 3f, 5f",
+            // The linker keeps the list below wherever it keeps the descriptor.
+            ".reloc ., R_AARCH64_NONE, 20f",
             ".popsection",
-            // Lists the descriptor, so that debuggers step over the section.
+            // Lists the descriptor, for debuggers.
             ".pushsection __rseq_cs_ptr_array, \"aw\", @progbits",
+            "20:",
             ".quad 9b",
             ".popsection",
             "b 2f",
+            $($cold,)*
             ".inst 0xd428bc00",
             "5:",
-            "b 2f",
-            $($cold,)*
+            // Every `PATIENCE`th abort gives up. Lost counts do no harm.
+            "adrp x9, {aborts}",
+            "ldr w10, [x9, :lo12:{aborts}]",
+            "add w10, w10, #1",
+            "str w10, [x9, :lo12:{aborts}]",
+            "tst w10, #{patience} - 1",
+            "b.ne 2f",
+            concat!("b ", $fail),
             "2:",
             "mrs x10, tpidr_el0",
             "adrp x9, 9b",
@@ -114,6 +127,8 @@ macro_rules! template {
             $($($after,)*)?
             max = const MAX_INDEX,
             first = const FIRST,
+            aborts = sym ABORTS,
+            patience = const PATIENCE,
             out("x9") _,
             out("x10") _,
             out("x11") _,

@@ -12,12 +12,15 @@
 //! | 6 | the exit of a body that finds nothing to do |
 //! | 7, 8 | a loop in the body, and its end |
 //! | 9 | the descriptor |
+//! | 20 | the descriptor's entry in the list for debuggers |
+//! | 21 | the part of the abort handler that gives up |
 //!
 //! No label consists of the digits 0 and 1 only, because in Intel syntax the assembler could read
 //! such a label as a binary number.
 
 use crate::stack::STACK_ALIGN;
 use crate::state::Registration;
+use crate::stuck::{ABORTS, PATIENCE};
 use crate::units::{FIRST, MAX_INDEX};
 use core::arch::asm;
 
@@ -79,7 +82,8 @@ pub(crate) unsafe fn read_index(offset: isize) -> u32 {
 ///
 /// * On entry to the body, `rax` holds the address of the current unit. The body may change `rax`
 ///   and `rcx`.
-/// * The body ends with its committing store, or jumps to `$fail` if there is nothing to do.
+/// * The body ends with its committing store, or jumps to `$fail` if there is nothing to do. The
+///   abort handler also jumps to `$fail` if the section cannot end (`stuck`).
 /// * `$cold` stands behind the abort handler, away from the common path.
 /// * The operands of `asm!` come last.
 macro_rules! template {
@@ -91,9 +95,12 @@ macro_rules! template {
             "9:",
             ".long 0, 0",
             ".quad 3f, 4f - 3f, 5f",
+            // The linker keeps the list below wherever it keeps the descriptor.
+            ".reloc ., R_X86_64_NONE, 20f",
             ".popsection",
-            // Lists the descriptor, so that debuggers step over the section.
+            // Lists the descriptor, for debuggers.
             ".pushsection __rseq_cs_ptr_array, \"aw\", @progbits",
+            "20:",
             ".quad 9b",
             ".popsection",
             "2:",
@@ -115,11 +122,26 @@ macro_rules! template {
             ".byte 0x0f, 0xb9, 0x3d",
             ".long 0x53053053",
             "5:",
-            "jmp 2b",
+            // Gives up if a debugger steps through the code: the trap flag is set. The flags go
+            // below the red zone.
+            "lea rsp, [rsp - 128]",
+            "pushfq",
+            "pop rax",
+            "lea rsp, [rsp + 128]",
+            "test ah, 1",
+            "jnz 21f",
+            // Also at every `PATIENCE`th abort. Lost counts do no harm.
+            "inc dword ptr [rip + {aborts}]",
+            "test dword ptr [rip + {aborts}], {patience} - 1",
+            "jnz 2b",
+            "21:",
+            concat!("jmp ", $fail),
             $($cold,)*
             ".popsection",
             max = const MAX_INDEX,
             first = const FIRST,
+            aborts = sym ABORTS,
+            patience = const PATIENCE,
             out("rax") _,
             out("rcx") _,
             options(nostack),

@@ -1,7 +1,7 @@
 //! The critical section that takes a pointer and counts it, for aarch64. The macro `template!` is
 //! that of the parent module.
 
-use super::{FIRST, MAX_INDEX, asm};
+use super::{ABORTS, FIRST, MAX_INDEX, PATIENCE, asm};
 
 /// Runs [`Units::pop_counted_rseq`](crate::Units::pop_counted_rseq) as a critical section.
 ///

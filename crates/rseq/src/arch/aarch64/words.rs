@@ -3,7 +3,7 @@
 //! Each function returns `None` or false if the current index has no unit. The macro `template!` is
 //! that of the parent module. Each commit is a release.
 
-use super::{FIRST, MAX_INDEX, asm};
+use super::{ABORTS, FIRST, MAX_INDEX, PATIENCE, asm};
 use crate::words::{Append, MISSING, RING_SLOTS, RING_TAIL};
 
 /// Defines a section that changes the word at `offset` by one instruction with `operand`.
@@ -196,7 +196,7 @@ pub(crate) unsafe fn compare_exchange_pair(
                 "b.ne {fail}",
                 "stlxp {second:w}, {first_new}, {second_new}, [x11]", // commit
             ],
-            after: ["cbnz {second:w}, 2b"],
+            after: ["cbnz {second:w}, 5b"],
             cold: [],
             cs = in(reg) cs,
             index = in(reg) index,

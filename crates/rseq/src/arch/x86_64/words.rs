@@ -3,7 +3,7 @@
 //! Each function returns `None` or false if the current index has no unit. The macro `template!` is
 //! that of the parent module.
 
-use super::{FIRST, MAX_INDEX, asm};
+use super::{ABORTS, FIRST, MAX_INDEX, PATIENCE, asm};
 use crate::words::{Append, MISSING, RING_SLOTS, RING_TAIL};
 
 /// Defines a section that changes the word at `offset` by one instruction with `operand`.
