@@ -45,6 +45,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::thread::sleep;
+use std::time::Duration;
 use tempfile::TempDir;
 use watched::Said;
 
@@ -138,7 +140,12 @@ impl Neighbour {
     /// Says what harm was done to the neighbour, or by it.
     fn harm(&self) -> Result<(), String> {
         for &pid in &self.pids {
-            if !is_alive(pid) {
+            // While a thread other than the first executes a program, the process looks ended.
+            let is_back = |_| {
+                sleep(Duration::from_millis(20));
+                is_alive(pid)
+            };
+            if !is_alive(pid) && !(0..50).any(is_back) {
                 return Err(format!("process {pid} has ended"));
             }
         }
@@ -261,14 +268,8 @@ fn at_once(count: usize, task: impl Fn(usize) -> Result<(), String> + Sync) -> V
 
 /// Attacks that some command does not withstand yet. Only the test of all pairs has them.
 const PENDING: &[&str] = &[
-    "name",
     "child",
-    "latin",
-    "namespaces",
     "environment",
-    "sparse",
-    "counted",
-    "huge",
     "escapes",
     "profile",
     "blowup",

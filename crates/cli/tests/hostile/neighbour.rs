@@ -67,7 +67,11 @@ pub const MODES: &[Mode] = &[
         is_shown: false,
         ..program("ends", programs::ends)
     },
-    program("namespaces", programs::namespaces),
+    // The one in the namespaces is a forked child, which has no numbers of its own at first.
+    Mode {
+        is_shown: false,
+        ..program("namespaces", programs::namespaces)
+    },
     program("crowd", programs::crowd),
     program("closed", programs::closed),
     impostor("sparse", impostors::sparse),
