@@ -4,13 +4,13 @@
 //! files cannot be read says so, and is no problem.
 
 use super::Verdicts;
+use crate::foreign;
 use crate::live::{Snapshot, Source, backend_name};
 use anyhow::{Context, Result};
 use pinfold::segment::{Call, SlabEvent};
 use pinfold_malloc::settings::{MEMORY_LIMIT, RSEQ, SHEPHERD, STATS, THP};
 use serde::Serialize;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path};
 
 /// The answer to one question about a process.
 #[derive(Serialize)]
@@ -33,7 +33,7 @@ fn verdict(name: &'static str, problem: bool, found: String, advice: &str) -> Ve
 
 /// A process: its numbers, and its files in `/proc`.
 struct Process {
-    folder: PathBuf,
+    files: foreign::Process,
     snapshot: Snapshot,
     /// The variables with which the process was started, if they may be read.
     environment: Vec<String>,
@@ -51,16 +51,17 @@ struct Cgroup {
 /// Returns the verdicts on process `pid`.
 pub fn verdicts(pid: u32) -> Result<Verdicts> {
     let source = Source::open(pid).with_context(|| format!("process {pid}"))?;
-    let folder = PathBuf::from(format!("/proc/{pid}"));
-    let environment = fs::read(folder.join("environ")).unwrap_or_default();
+    let files = foreign::Process::open(pid).with_context(|| format!("process {pid}"))?;
+    let environment = files.read_start("environ", ENVIRONMENT).unwrap_or_default();
     let environment = environment.split(|&byte| byte == 0);
+    let cgroup = files.fields("cgroup").map(|file| file.text());
     let process = Process {
         snapshot: source.read().with_context(|| format!("process {pid}"))?,
         environment: environment
             .map(|variable| String::from_utf8_lossy(variable).into_owned())
             .collect(),
-        cgroup: Cgroup::of(&text(folder.join("cgroup")), Path::new("/sys/fs/cgroup")),
-        folder,
+        cgroup: Cgroup::of(&cgroup.unwrap_or_default(), Path::new("/sys/fs/cgroup")),
+        files,
     };
     Ok(Verdicts {
         pid,
@@ -81,8 +82,14 @@ pub fn verdicts(pid: u32) -> Result<Verdicts> {
     })
 }
 
-fn text(path: PathBuf) -> String {
-    fs::read_to_string(path).unwrap_or_default()
+/// How many bytes of a process's environment are searched.
+const ENVIRONMENT: usize = 1 << 20;
+/// How many bytes of a process's list of mappings are counted.
+const MAPS: usize = 64 << 20;
+
+fn text(path: &Path) -> String {
+    let text = foreign::system_fields(path).map(|file| file.text());
+    text.unwrap_or_default()
 }
 
 fn mib(bytes: u64) -> String {
@@ -126,7 +133,14 @@ impl Cgroup {
         let path = |marks: &str| file.lines().find_map(|line| line.split_once(marks));
         let of_v2 = path("0::").map(|(_, path)| (path, mounts.to_path_buf(), V2));
         let of_v1 = path(":memory:").map(|(_, path)| (path, mounts.join("memory"), V1));
-        let limits = [of_v1, of_v2].into_iter().flatten().flat_map(|found| {
+        // The kernel shows a cgroup outside this command's own as `/../other`.
+        let is_inside = |path: &str| {
+            let mut parts = Path::new(path).components();
+            parts.all(|part| part != Component::ParentDir)
+        };
+        let found = [of_v1, of_v2].into_iter().flatten();
+        let found = found.filter(|(path, ..)| is_inside(path));
+        let limits = found.flat_map(|found| {
             let (path, root, names) = found;
             let folder = root.join(path.trim_start_matches('/'));
             let folders: Vec<_> = folder.ancestors().map(Path::to_path_buf).collect();
@@ -138,8 +152,8 @@ impl Cgroup {
 
     /// Reads the limit of one cgroup, from files with these names.
     fn read(folder: &Path, [limit, used, events]: [&str; 3]) -> Option<Cgroup> {
-        let number = |file: &str| text(folder.join(file)).trim().parse::<u64>().ok();
-        let events = text(folder.join(events));
+        let number = |file: &str| text(&folder.join(file)).trim().parse::<u64>().ok();
+        let events = text(&folder.join(events));
         let kills = events
             .lines()
             .find_map(|line| line.strip_prefix("oom_kill "));
@@ -148,7 +162,7 @@ impl Cgroup {
             limit: number(limit).filter(|&bytes| bytes < 1 << 60)?,
             used: number(used)
                 .unwrap_or(0)
-                .saturating_sub(droppable(&text(folder.join("memory.stat")))),
+                .saturating_sub(droppable(&text(&folder.join("memory.stat")))),
             kills: kills.and_then(|n| n.parse().ok()).unwrap_or(0),
         })
     }
@@ -168,9 +182,7 @@ impl Process {
 
     /// Returns the number of kibibytes behind `field` in a file of the process, in bytes.
     fn bytes_in(&self, file: &str, field: &str) -> Option<u64> {
-        let file = text(self.folder.join(file));
-        let line = file.lines().find_map(|line| line.strip_prefix(field))?;
-        let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+        let kib = self.files.fields(file).ok()?.number(field)?;
         kib.checked_mul(1024)
     }
 
@@ -372,26 +384,28 @@ impl Process {
     }
 
     fn shepherd(&self) -> Verdict {
-        let tasks = fs::read_dir(self.folder.join("task")).map(Iterator::flatten);
-        let tasks: Vec<_> = tasks
-            .into_iter()
-            .flatten()
-            .map(|task| task.path())
-            .collect();
-        let mut shepherds: Vec<_> = tasks.iter().filter(|task| is_shepherd(task)).collect();
-        if !shepherds.is_empty() {
+        let shepherds = || {
+            let tasks = self.files.tasks().into_iter().flatten().flatten();
+            let mut threads = 0;
+            let tasks = tasks.inspect(|_| threads += 1);
+            let found: Vec<u32> = tasks.filter(is_shepherd).map(|task| task.pid()).collect();
+            (threads, found)
+        };
+        let (threads, mut found) = shepherds();
+        if !found.is_empty() {
             // A thread that has just been made, or makes one, blocks all signals for a moment.
             std::thread::sleep(MOMENT);
-            shepherds.retain(|task| is_shepherd(task));
+            let (_, again) = shepherds();
+            found.retain(|thread| again.contains(thread));
         }
-        let is_there = !shepherds.is_empty();
+        let is_there = !found.is_empty();
         let setting = self.variable(SHEPHERD).unwrap_or("auto");
         let found = format!(
             "{}, {} threads, {SHEPHERD}={setting}",
             if is_there { "there" } else { "not there" },
-            tasks.len()
+            threads
         );
-        if !is_there && tasks.len() > 1 {
+        if !is_there && threads > 1 {
             let advice = "idle memory stays on CPUs that no thread uses any more: start it without PINFOLD_SHEPHERD=off, or call Shepherd::start";
             return verdict("shepherd", true, found, advice);
         }
@@ -404,14 +418,12 @@ impl Process {
     }
 
     fn mappings(&self) -> Verdict {
-        let most = text("/proc/sys/vm/max_map_count".into());
+        let most = text(Path::new("/proc/sys/vm/max_map_count"));
         let most: u64 = most.trim().parse().unwrap_or(65_530);
-        let count = text(self.folder.join("maps")).lines().count() as u64;
-        let limits = text(self.folder.join("limits"));
-        let space = limits
-            .lines()
-            .find_map(|line| line.strip_prefix("Max address space"));
-        let space = space.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+        let maps = self.files.read_start("maps", MAPS).unwrap_or_default();
+        let count = maps.iter().filter(|&&byte| byte == b'\n').count() as u64;
+        let limits = self.files.fields("limits").ok();
+        let space = limits.and_then(|limits| limits.number("Max address space"));
         let size = self.bytes_in("status", "VmSize:").unwrap_or(0);
         let limit = space.map_or_else(|| "no limit".to_owned(), mib);
         let found = format!(
@@ -435,13 +447,13 @@ const MOMENT: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// Returns whether a thread is a shepherd's: it has the name `pinfold`, or blocks every signal that
 /// can be blocked, as the thread does that a preloaded Pinfold starts by itself.
-fn is_shepherd(task: &Path) -> bool {
-    if text(task.join("comm")).trim_end() == "pinfold" {
+fn is_shepherd(task: &foreign::Process) -> bool {
+    if task.name().is_ok_and(|name| name == "pinfold") {
         return true;
     }
-    let status = text(task.join("status"));
-    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-    let blocked = blocked.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    let status = task.status().ok();
+    let blocked = status.as_ref().and_then(|status| status.field("SigBlk:"));
+    let blocked = blocked.and_then(|mask| u64::from_str_radix(str::from_utf8(mask).ok()?, 16).ok());
     // The first 31 signals, without SIGKILL, SIGSTOP and those of faults.
     blocked.is_some_and(|mask| mask & ORDINARY == ORDINARY)
 }

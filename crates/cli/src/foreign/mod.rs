@@ -24,4 +24,4 @@ mod process;
 pub use content::Content;
 pub use maps::{Mapping, Maps};
 pub use open::{Unopened, open_mapped, regular, reopen_for_writing};
-pub use process::{Fields, Process, Stat, has_ended, number, own_fields, pids};
+pub use process::{Fields, Process, Stat, has_ended, number, pids, system_fields};

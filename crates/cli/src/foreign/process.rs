@@ -27,9 +27,9 @@ fn ended() -> io::Error {
     io::Error::from_raw_os_error(libc::ESRCH)
 }
 
-/// Returns the numbers of all processes.
-pub fn pids() -> io::Result<Vec<u32>> {
-    let folder = open_folder(CWD, Path::new("/proc"))?;
+/// Returns the numbers of all processes. `proc` is the folder in which the kernel shows them.
+pub fn pids(proc: &Path) -> io::Result<Vec<u32>> {
+    let folder = open_folder(CWD, proc)?;
     numbers(folder.as_fd(), MAX_TASKS)
 }
 
@@ -87,13 +87,19 @@ impl Process {
 
     /// Opens a process's folder at another place.
     pub fn at(folder: &Path, pid: u32) -> io::Result<Process> {
-        let mut process = Process {
+        let mut process = Process::in_any_state(folder, pid)?;
+        process.started = process.stat()?.started()?;
+        Ok(process)
+    }
+
+    /// Opens a process's folder at another place. The process may have ended, and its parent not
+    /// waited for it yet.
+    pub fn in_any_state(folder: &Path, pid: u32) -> io::Result<Process> {
+        Ok(Process {
             pid,
             folder: open_folder(CWD, folder)?,
             started: 0,
-        };
-        process.started = process.stat()?.started()?;
-        Ok(process)
+        })
     }
 
     /// Returns the process's number, as this command sees it.
@@ -217,9 +223,10 @@ impl Process {
     }
 }
 
-/// Reads a file of the system's own whose lines begin with names.
-pub fn own_fields(path: &str) -> io::Result<Fields> {
-    let file: File = openat(CWD, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?.into();
+/// Reads a file of the kernel's own whose lines begin with names, as `/proc/stat`.
+pub fn system_fields(path: &Path) -> io::Result<Fields> {
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let file: File = openat(CWD, path, flags, Mode::empty())?.into();
     let mut bytes = Vec::new();
     file.take(MAX_TEXT as u64).read_to_end(&mut bytes)?;
     Ok(Fields(bytes))
@@ -245,6 +252,11 @@ impl Fields {
     pub fn number(&self, name: &str) -> Option<u64> {
         let mut words = self.field(name)?.split(u8::is_ascii_whitespace);
         number(words.next()?)
+    }
+
+    /// Returns the lines, in which bytes that are no UTF-8 are replaced.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.0).into_owned()
     }
 
     /// Returns whether this is a whole `status`: its last line is there.

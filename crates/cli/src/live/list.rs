@@ -10,6 +10,7 @@ use crate::foreign::pids;
 use anyhow::{Context, Result, bail};
 use pinfold::segment::Code;
 use serde::Serialize;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -115,7 +116,7 @@ fn find() -> Result<Found> {
     static LAST: AtomicU32 = AtomicU32::new(0);
     allow_many_files();
     let mut found = Found::default();
-    let pids = pids().context("cannot read /proc")?;
+    let pids = pids(Path::new("/proc")).context("cannot read /proc")?;
     if pids.is_empty() {
         bail!("/proc shows no processes; mount it by `mount -t proc proc /proc`");
     }

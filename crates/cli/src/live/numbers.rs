@@ -6,6 +6,7 @@
 
 use crate::foreign::{Process, has_ended, pids};
 use std::collections::HashMap;
+use std::path::Path;
 
 /// The processes of this machine by the numbers that they have themselves.
 #[derive(Default)]
@@ -19,7 +20,7 @@ impl Numbers {
     /// Reads the numbers of all processes. Where /proc cannot be read, there are none.
     pub fn read() -> Numbers {
         let mut numbers = Numbers::default();
-        for pid in pids().unwrap_or_default() {
+        for pid in pids(Path::new("/proc")).unwrap_or_default() {
             match Process::open(pid).and_then(|process| process.inner_pid()) {
                 Ok(inner) => numbers.known.entry(inner).or_default().push(pid),
                 Err(error) if has_ended(&error) => {}

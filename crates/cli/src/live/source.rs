@@ -9,12 +9,13 @@
 
 use super::snapshot::{Refused, Snapshot};
 use crate::foreign::{
-    Content, Mapping, Process, Unopened, has_ended, number, open_mapped, own_fields, regular,
+    Content, Mapping, Process, Unopened, has_ended, number, open_mapped, regular, system_fields,
 };
 use rustix::fs::{Stat, major, minor};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::path::Path;
 use std::time::Duration;
 
 /// How the kernel names the files of `pinfold::segment`.
@@ -171,7 +172,9 @@ impl Source {
     /// Returns when the process was started, in seconds since the epoch. Returns `None` if the
     /// kernel does not say when it was started itself.
     pub fn start_seconds(&self) -> Option<f64> {
-        let boot = own_fields("/proc/stat").ok()?.number("btime ")?;
+        let boot = system_fields(Path::new("/proc/stat"))
+            .ok()?
+            .number("btime ")?;
         Some(boot as f64 + self.process.started() as f64 / ticks_per_second())
     }
 
@@ -180,6 +183,11 @@ impl Source {
         let stat = self.process.stat().ok()?;
         let all = stat.number(14)?.saturating_add(stat.number(15)?);
         Some(all as f64 / ticks_per_second())
+    }
+
+    /// Returns the process, for what else is read of it.
+    pub fn process(&self) -> &Process {
+        &self.process
     }
 
     /// Returns the name of the process's program, with unprintable characters escaped.

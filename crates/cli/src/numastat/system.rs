@@ -2,6 +2,7 @@
 //! allocations, and the memory of each node.
 
 use super::table::{Form, Table};
+use crate::foreign;
 use anyhow::{Context, Result};
 use pinfold::topology::NodeSet;
 use serde::Serialize;
@@ -216,15 +217,16 @@ fn huge_page_bytes(root: &Path) -> u64 {
 
 /// Returns the processes whose command line contains `pattern`, without this one.
 pub fn matching(root: &Path, pattern: &str) -> Result<Vec<u32>> {
+    /// How many bytes of a command line are searched.
+    const SEARCHED: usize = 1 << 20;
     let folder = root.join("proc");
-    let entries = fs::read_dir(&folder).with_context(|| folder.display().to_string())?;
-    let pids = entries.flatten().filter_map(|entry| {
-        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-        let command = fs::read(entry.path().join("cmdline")).ok()?;
-        let command = String::from_utf8_lossy(&command).replace('\0', " ");
-        (pid != std::process::id() && command.contains(pattern)).then_some(pid)
+    let mut pids = foreign::pids(&folder).with_context(|| folder.display().to_string())?;
+    pids.retain(|&pid| {
+        let process = foreign::Process::in_any_state(&folder.join(pid.to_string()), pid);
+        let command = process.and_then(|process| process.read_start("cmdline", SEARCHED));
+        let command = String::from_utf8_lossy(&command.unwrap_or_default()).replace('\0', " ");
+        pid != std::process::id() && command.contains(pattern)
     });
-    let mut pids: Vec<u32> = pids.collect();
     pids.sort_unstable();
     Ok(pids)
 }

@@ -3,13 +3,18 @@
 use super::*;
 use crate::live::segment;
 use pinfold::vmstat::Item;
+use std::fs;
 
 const MIB: u64 = 1 << 20;
+
+fn files(folder: &Path) -> foreign::Process {
+    foreign::Process::in_any_state(folder, 7).unwrap()
+}
 
 /// Returns a process on two nodes that holds nothing, without variables and without a limit.
 fn process() -> Process {
     Process {
-        folder: PathBuf::new(),
+        files: files(tempfile::tempdir().unwrap().path()),
         snapshot: Snapshot::parse(&segment(0)).unwrap(),
         environment: Vec::new(),
         cgroup: None,
@@ -169,7 +174,7 @@ fn huge_pages_near_the_limit_are_a_problem() {
             kills: 0,
         };
         let process = Process {
-            folder: folder.path().to_path_buf(),
+            files: files(folder.path()),
             cgroup: Some(cgroup),
             ..process()
         };
@@ -228,7 +233,7 @@ fn many_mappings_and_a_near_limit_on_addresses_are_problems() {
             ],
         );
         let process = Process {
-            folder: folder.path().to_path_buf(),
+            files: files(folder.path()),
             ..process()
         };
         process.mappings()

@@ -11,7 +11,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
-use std::fs;
 
 pub const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -138,12 +137,11 @@ impl Families {
 
     /// Adds the metrics that Prometheus' own clients have for a process.
     fn add_standard(&self, source: &Source, process: &Labels) {
-        let folder = format!("/proc/{}", source.pid);
-        let status = fs::read_to_string(format!("{folder}/status")).unwrap_or_default();
-        let kib = |field: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(field))?;
-            line.split_ascii_whitespace().next()?.parse::<i64>().ok()
-        };
+        /// How many descriptors of a process are counted.
+        const DESCRIPTORS: usize = 1 << 20;
+        let files = source.process();
+        let status = files.status().ok();
+        let kib = |field: &str| i64::try_from(status.as_ref()?.number(field)?).ok();
         for (family, field) in [
             (&self.resident, "VmRSS:"),
             (&self.virtual_memory, "VmSize:"),
@@ -152,19 +150,16 @@ impl Families {
                 family.get_or_create(process).set(kib.saturating_mul(1024));
             }
         }
-        let limits = fs::read_to_string(format!("{folder}/limits")).unwrap_or_default();
-        let limit = limits.lines().find_map(|line| {
-            let rest = line.strip_prefix("Max open files")?;
-            rest.split_ascii_whitespace().next()?.parse().ok()
-        });
-        if let Some(limit) = limit {
+        let limits = files.fields("limits").ok();
+        let limit = limits.and_then(|limits| limits.number("Max open files"));
+        if let Some(limit) = limit.and_then(|limit| i64::try_from(limit).ok()) {
             self.max_fds.get_or_create(process).set(limit);
         }
         if let Some(seconds) = source.cpu_seconds() {
             self.cpu.get_or_create(process).inc_by(seconds);
         }
-        if let Ok(entries) = fs::read_dir(format!("{folder}/fd")) {
-            let count = i64::try_from(entries.count()).unwrap_or(i64::MAX);
+        if let Ok(descriptors) = files.descriptors(DESCRIPTORS) {
+            let count = i64::try_from(descriptors.len()).unwrap_or(i64::MAX);
             self.open_fds.get_or_create(process).set(count);
         }
         if let Some(start) = source.start_seconds() {

@@ -1,10 +1,9 @@
 //! The CPUs of a process: which threads run where, and, in a process that counts every call, which
 //! CPU serves how many calls.
 
+use crate::foreign::Process;
 use crate::live::snapshot::Snapshot;
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
 
 /// One CPU, or one concurrency id.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -105,44 +104,25 @@ struct Task {
 }
 
 fn tasks(pid: u32) -> Vec<Task> {
-    let Ok(folder) = fs::read_dir(format!("/proc/{pid}/task")) else {
-        return Vec::new();
-    };
-    folder
-        .flatten()
-        .filter_map(|task| self::task(&task.path()))
-        .collect()
+    let tasks = Process::open(pid).and_then(|process| process.tasks());
+    let tasks = tasks.into_iter().flatten().flatten();
+    tasks.filter_map(|task| self::task(&task)).collect()
 }
 
-fn task(folder: &Path) -> Option<Task> {
-    let id = folder.file_name()?.to_str()?.parse().ok()?;
-    let stat = fs::read_to_string(folder.join("stat")).ok()?;
-    let (cpu, time) = parse(&stat)?;
-    Some(Task { id, cpu, time })
-}
-
-/// Returns a thread's last CPU and its CPU time, from its `stat` file. The thread's name, in
-/// parentheses, may hold anything.
-fn parse(stat: &str) -> Option<(u64, u64)> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    // proc(5): the fields count from 1, and the third is the first behind the name.
-    let field = |nth: usize| rest.split_whitespace().nth(nth - 3)?.parse::<u64>().ok();
-    Some((field(39)?, field(14)?.checked_add(field(15)?)?))
+/// Reads a thread's last CPU and its CPU time, from its `stat` file.
+fn task(task: &Process) -> Option<Task> {
+    let stat = task.stat().ok()?;
+    Some(Task {
+        id: u64::from(task.pid()),
+        cpu: stat.number(39)?,
+        time: stat.number(14)?.checked_add(stat.number(15)?)?,
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::live::snapshot::tests::segment;
-
-    #[test]
-    fn names_with_parentheses_are_skipped() {
-        let mut fields: Vec<String> = (3..=52).map(|nth| nth.to_string()).collect();
-        fields[0] = "R".to_owned();
-        let stat = format!("7 (a ) b) {}", fields.join(" "));
-        assert_eq!(parse(&stat), Some((39, 14 + 15)));
-        assert_eq!(parse("7 (short) R 1"), None);
-    }
 
     #[test]
     fn this_process_has_threads_on_cpus() {
