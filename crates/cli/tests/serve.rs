@@ -1,28 +1,44 @@
-//! `pinfold serve` with clients that send nothing, too much, or come all at once.
+//! `pinfold serve` with clients that send nothing, too much, or come all at once, and with
+//! processes that end or change.
 
+mod served;
+
+use served::{PATIENCE, Program, Server, get};
 use std::fs::OpenOptions;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a test waits for what must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-const ROLE: &str = "PINFOLD_TEST_ROLE";
-
-/// Forks, and allocates in the child. Does nothing as a test.
+/// Acts as a program. Does nothing as a test.
 #[test]
 fn role() {
-    if std::env::var(ROLE).is_err() {
+    let Ok(role) = std::env::var(served::ROLE) else {
         return;
+    };
+    match &role[..] {
+        "forks" => {
+            // SAFETY: only the child's own thread runs in it, and it uses nothing that another
+            // thread of the parent may have locked: Pinfold's malloc takes its locks for a fork.
+            let child = unsafe { libc::fork() };
+            if child > 0 {
+                println!("says {child}");
+            }
+        }
+        // The test runs in a thread that has a name of its own.
+        "named" => std::fs::write("/proc/self/comm", b"a\"b\\c\x1bd").unwrap(),
+        _ => {}
     }
-    // SAFETY: only the child's own thread runs in it, and it uses nothing that another thread of
-    // the parent may have locked: Pinfold's malloc takes its locks for a fork.
-    let child = unsafe { libc::fork() };
-    if child > 0 {
-        println!("child {child}");
+    if role != "forks" {
+        println!("says {}", std::process::id());
+    }
+    if role == "executes" {
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).unwrap();
+        let mut next = Program::command("allocates");
+        use std::os::unix::process::CommandExt;
+        panic!("{}", next.exec());
     }
     let begin = Instant::now();
     while begin.elapsed() < 2 * PATIENCE {
@@ -32,85 +48,77 @@ fn role() {
     }
 }
 
-/// `pinfold serve` for all processes, which may open few files.
-struct Server {
-    child: Child,
-    address: String,
-}
-
-impl Server {
-    fn start(files: u32) -> Server {
-        let serve = "exec \"$PINFOLD\" serve --listen 127.0.0.1:0";
-        let mut child = Command::new("sh")
-            .args(["-c", &format!("ulimit -n {files}; {serve}")])
-            .env("PINFOLD", env!("CARGO_BIN_EXE_pinfold"))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        let mut lines = BufReader::new(child.stdout.take().unwrap());
-        lines.read_line(&mut line).unwrap();
-        let address = line.trim().strip_prefix("serving at http://").unwrap();
-        let address = address.trim_end_matches('/').to_owned();
-        Server { child, address }
-    }
-
-    /// Sends `request`, and returns all that the server answers.
-    fn answer(&self, request: &str) -> std::io::Result<String> {
-        let mut stream = TcpStream::connect(&self.address)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.write_all(request.as_bytes())?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        Ok(answer)
-    }
-
-    /// Waits until the server answers a scrape.
-    fn await_scrape(&mut self) {
-        let begin = Instant::now();
-        loop {
-            let answer = self.answer("GET /metrics HTTP/1.1\r\n\r\n");
-            if answer.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200")) {
-                return;
-            }
-            assert!(self.child.try_wait().unwrap().is_none(), "it has ended");
-            assert!(begin.elapsed() < PATIENCE, "it does not answer any more");
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 #[test]
-fn clients_that_send_nothing_do_not_end_the_server() {
+fn clients_that_send_nothing_do_not_keep_others_out() {
     for files in [24, 1000] {
-        let mut server = Server::start(files);
-        let idle: Vec<TcpStream> = (0..100)
-            .map(|nth| {
-                let mut stream = TcpStream::connect(&server.address).unwrap();
-                if nth % 2 == 0 {
-                    stream.write_all(b"GET /metr").unwrap();
-                }
-                stream
-            })
-            .collect();
-        std::thread::sleep(Duration::from_millis(300));
-        assert!(server.child.try_wait().unwrap().is_none());
-        drop(idle);
+        let mut server = Server::start(files, &[]);
+        let _idle = server.idle_clients(100);
+        // They are all open while the scrape is answered.
+        server.await_scrape();
         server.await_scrape();
     }
 }
 
 #[test]
+fn a_process_is_served_as_long_as_it_lives() {
+    let mut program = Program::start("allocates");
+    let pid = program.said.to_string();
+    let mut server = Server::start(24, &[&pid]);
+    let idle = server.idle_clients(60);
+    std::thread::sleep(Duration::from_millis(1500));
+    server.await_text(&format!("pinfold_held_bytes{{pid=\"{pid}\""));
+    drop(idle);
+    program.end();
+    assert_eq!(server.await_end().code(), Some(0));
+}
+
+#[test]
+fn a_process_that_executes_another_program_is_followed() {
+    let mut program = Program::start("executes");
+    let pid = program.said.to_string();
+    let mut server = Server::start(1000, &[&pid]);
+    server.await_text(&format!("pid=\"{pid}\""));
+    let started = |answer: &str| {
+        let mut lines = answer.lines();
+        lines.find_map(|line| {
+            line.strip_prefix("pinfold_cache_refills_total")
+                .map(str::to_owned)
+        })
+    };
+    assert!(started(&server.get("/metrics")).is_some());
+    program
+        .child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"go\n")
+        .unwrap();
+    // The new program says its number again.
+    program.await_word();
+    std::thread::sleep(Duration::from_millis(1500));
+    server.await_text(&format!("pinfold_held_bytes{{pid=\"{pid}\""));
+    program.end();
+    assert_eq!(server.await_end().code(), Some(0));
+}
+
+#[test]
+fn names_are_escaped_once() {
+    let program = Program::start("named");
+    let server = Server::start(1000, &[&program.said.to_string()]);
+    let name = "a\\\"b\\\\c\u{fffd}d";
+    let metrics = server.get("/metrics");
+    assert!(
+        metrics.contains(&format!(",process=\"{name}\"}} ")),
+        "{metrics}"
+    );
+    let status = server.get("/status.json");
+    assert!(status.contains(&format!("\"name\":\"{name}\"")), "{status}");
+}
+
+#[test]
 fn a_connection_gets_one_answer() {
-    let server = Server::start(1000);
-    let many = "GET /status.json HTTP/1.1\r\n\r\n".repeat(1000);
+    let server = Server::start(1000, &[]);
+    let many = get("/status.json", "").repeat(1000);
     let answer = server.answer(&many).unwrap();
     assert_eq!(answer.matches("HTTP/1.1 200").count(), 1, "{answer}");
 }
@@ -130,32 +138,124 @@ fn a_full_disk_is_an_error() {
 
 #[test]
 fn forked_children_show_themselves() {
-    let mut program = Command::new(env!("CARGO_BIN_EXE_pinfold"));
-    program.arg("run").arg(std::env::current_exe().unwrap());
-    let program = program.args(["--exact", "role", "--nocapture"]);
-    let mut parent = program
-        .env(ROLE, "forks")
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(parent.stdout.take().unwrap()).lines();
-    let child = lines.find_map(|line| line.unwrap().strip_prefix("child ")?.parse::<i32>().ok());
-    let child = child.unwrap();
-    let server = Server::start(1000);
-    let begin = Instant::now();
-    let is_shown = loop {
-        let answer = server.answer("GET /metrics HTTP/1.1\r\n\r\n").unwrap();
-        if answer.contains(&format!("pid=\"{child}\"")) {
-            break true;
-        }
-        if begin.elapsed() > PATIENCE {
-            break false;
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    };
+    let program = Program::start("forks");
+    let child = program.said;
+    let mut server = Server::start(1000, &[]);
+    server.await_text(&format!("pid=\"{child}\""));
     // SAFETY: `kill` uses no memory of this process.
     unsafe { libc::kill(child, libc::SIGKILL) };
-    parent.kill().unwrap();
-    parent.wait().unwrap();
-    assert!(is_shown, "the child does not show itself");
+}
+
+#[test]
+fn other_sites_get_nothing() {
+    let server = Server::start(1000, &["--allow-host", "node7.example"]);
+    for (path, headers, status) in [
+        ("/metrics", "Host: localhost", "200"),
+        ("/metrics", "Host: [::1]:9464", "200"),
+        ("/metrics", "Host: Node7.example:9464", "200"),
+        ("/metrics", "Host: evil.example", "421"),
+        ("/", "Host: evil.example", "421"),
+        ("/metrics", "Accept: */*", "400"),
+        (
+            "/metrics",
+            "Host: localhost\r\nSec-Fetch-Site: cross-site",
+            "403",
+        ),
+        (
+            "/status.json",
+            "Host: localhost\r\nSec-Fetch-Site: same-site",
+            "403",
+        ),
+        (
+            "/metrics",
+            "Host: localhost\r\nOrigin: http://evil.example",
+            "403",
+        ),
+        (
+            "/status.json",
+            "Host: localhost:1\r\nOrigin: http://localhost:1",
+            "200",
+        ),
+        (
+            "/debug/pprof/heap?pid=1",
+            "Host: localhost\r\nSec-Fetch-Site: cross-site",
+            "403",
+        ),
+    ] {
+        let answer = server.answer(&format!("GET {path} HTTP/1.1\r\n{headers}\r\n\r\n"));
+        let answer = answer.unwrap();
+        let expected = format!("HTTP/1.1 {status} ");
+        assert!(answer.starts_with(&expected), "{path} {headers}: {answer}");
+        for header in [
+            "X-Content-Type-Options: nosniff",
+            "Cross-Origin-Resource-Policy: same-origin",
+            "Referrer-Policy: no-referrer",
+            "Cache-Control: no-store",
+            "Content-Security-Policy: default-src 'none'; script-src 'self'",
+        ] {
+            assert!(answer.contains(header), "{answer}");
+        }
+    }
+}
+
+#[test]
+fn the_page_has_no_inline_script_or_style() {
+    let server = Server::start(1000, &[]);
+    let page = server.get("/");
+    assert!(
+        !page.contains("<style") && !page.contains("<script>"),
+        "{page}"
+    );
+    for (path, kind, word) in [
+        ("/page.js", "text/javascript; charset=utf-8", "status.json"),
+        ("/page.css", "text/css; charset=utf-8", "font"),
+    ] {
+        assert!(page.contains(&format!("\"{}\"", &path[1..])), "{page}");
+        let part = server.get(path);
+        assert!(part.contains(&format!("Content-Type: {kind}\r\n")) && part.contains(word));
+    }
+}
+
+#[test]
+fn the_format_is_the_one_that_the_client_asks_for() {
+    let program = Program::start("allocates");
+    let server = Server::start(1000, &[&program.said.to_string()]);
+    let plain = "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n";
+    let open = "Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
+    for (accept, kind) in [
+        ("", plain),
+        ("Accept: */*\r\n", plain),
+        ("Accept: text/plain\r\n", plain),
+        (
+            "Accept: text/plain;version=0.0.4;q=0.5,*/*;q=0.1\r\n",
+            plain,
+        ),
+        ("Accept: application/openmetrics-text\r\n", open),
+        (
+            "Accept: application/openmetrics-text;version=1.0.0;q=0.5,text/plain;q=0.2\r\n",
+            open,
+        ),
+    ] {
+        let answer = server.answer(&get("/metrics", accept)).unwrap();
+        assert!(answer.contains(kind), "{accept}: {answer}");
+        let is_open = kind == open;
+        assert_eq!(answer.ends_with("\n# EOF\n"), is_open, "{answer}");
+        assert_eq!(answer.contains("# UNIT "), is_open);
+        let family =
+            ["pinfold_returned_bytes_total", "pinfold_returned_bytes"][usize::from(is_open)];
+        assert!(
+            answer.contains(&format!("\n# TYPE {family} counter\n")),
+            "{answer}"
+        );
+        assert!(answer.contains("\npinfold_returned_bytes_total{pid="));
+    }
+}
+
+#[test]
+fn all_addresses_are_a_port_alone() {
+    let server = Server::start(1000, &["--listen", ":0"]);
+    let port = server.address.strip_prefix("localhost:").unwrap();
+    let stream = TcpStream::connect(format!("127.0.0.1:{port}"));
+    assert!(stream.is_ok(), "{}", server.address);
+    assert!(server.get("/").starts_with("HTTP/1.1 200"));
 }

@@ -80,9 +80,9 @@ pub struct Found {
     /// How many processes this user may not look at.
     hidden: usize,
     /// How many processes were not looked at, because the look took too long.
-    unseen: usize,
+    pub unseen: usize,
     /// The processes that cannot be read, or not be asked.
-    refused: Vec<(u32, Unreadable)>,
+    pub refused: Vec<(u32, Unreadable)>,
 }
 
 /// How long a look at all processes may take. A process can make each look at it slow.
@@ -142,8 +142,9 @@ fn find() -> Result<Found> {
     Ok(found)
 }
 
-/// Raises the limit of open files as far as this process may. Each process that is found takes one.
-fn allow_many_files() {
+/// Raises the limit of open files as far as this process may, and returns it. Each process that is
+/// found takes some.
+pub fn allow_many_files() -> u64 {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
@@ -155,6 +156,7 @@ fn allow_many_files() {
             libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit);
         }
     }
+    limit.rlim_cur
 }
 
 impl Found {

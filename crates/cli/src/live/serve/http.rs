@@ -1,23 +1,44 @@
 //! Answers one request of HTTP on each connection, and closes the connection.
 //!
 //! Anybody who reaches the address may connect. So a connection has little time and little memory:
-//! the number of connections, the bytes of a request and the time for both directions are bounded.
+//! the number of connections, the bytes of a request, and the time for reading it, for making the
+//! answer and for sending the answer are bounded.
 
+use super::connections::{Connections, Phase, Place};
+use super::request::{self, Request};
 use anyhow::{Context, Result};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::thread;
 use std::time::{Duration, Instant};
 
-/// The largest number of connections at once. Further ones are refused.
-const MOST: usize = 64;
 /// Bytes of the longest request line with its headers.
 const LONGEST: usize = 8 << 10;
 /// How long a client may take for its request, and how long for reading the answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the server may take to make an answer. Naming the functions of a profile has a shorter
+/// deadline of its own, which says more.
+const MAKING: Duration = Duration::from_secs(20);
+/// The time between two looks whether a client still waits for its answer. A client that closes its
+/// side once it has sent the request gets an answer that takes less.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Headers of every answer. No page of another site may read, show or guess what it says.
+const SAFE: &str = "Cache-Control: no-store\r\n\
+    Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; \
+    connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+    require-trusted-types-for 'script'\r\n\
+    Cross-Origin-Opener-Policy: same-origin\r\n\
+    Cross-Origin-Resource-Policy: same-origin\r\n\
+    Referrer-Policy: no-referrer\r\n\
+    X-Content-Type-Options: nosniff\r\n\
+    Connection: close\r\n";
 
 /// An answer.
+#[derive(Debug)]
 pub struct Response {
     pub status: u16,
     /// The value of the header `Content-Type`.
@@ -28,12 +49,12 @@ pub struct Response {
 }
 
 impl Response {
-    /// Returns a page that must not be kept.
+    /// Returns a page.
     pub fn page(kind: &'static str, body: impl Into<Vec<u8>>) -> Response {
         Response {
             status: 200,
             kind,
-            headers: "Cache-Control: no-store\r\n",
+            headers: "",
             body: body.into(),
         }
     }
@@ -43,10 +64,10 @@ impl Response {
         Response {
             status,
             kind: "text/plain; charset=utf-8",
-            headers: if status == 405 {
-                "Allow: GET, HEAD\r\n"
-            } else {
-                ""
+            headers: match status {
+                405 => "Allow: GET, HEAD\r\n",
+                503 => "Retry-After: 5\r\n",
+                _ => "",
             },
             body: text.into(),
         }
@@ -57,12 +78,14 @@ impl Response {
         let reason = match self.status {
             200 => "OK",
             400 => "Bad Request",
+            403 => "Forbidden",
             404 => "Not Found",
             405 => "Method Not Allowed",
+            421 => "Misdirected Request",
             _ => "Service Unavailable",
         };
         let mut bytes = format!(
-            "HTTP/1.1 {} {reason}\r\nContent-Type: {}\r\nContent-Length: {}\r\nConnection: close\r\n{}\r\n",
+            "HTTP/1.1 {} {reason}\r\nContent-Type: {}\r\nContent-Length: {}\r\n{SAFE}{}\r\n",
             self.status,
             self.kind,
             self.body.len(),
@@ -76,26 +99,48 @@ impl Response {
     }
 }
 
-/// Answers a request for a path with a query.
-pub type Answer = dyn Fn(&str) -> Response + Send + Sync;
+/// Makes the answer to a request.
+pub type Answer = dyn Fn(&Request) -> Response + Send + Sync;
 
 pub struct Server {
     listener: TcpListener,
+    most: usize,
+    connections: Arc<Connections>,
+    service: Arc<Service>,
+}
+
+/// What all connections share.
+struct Service {
     answer: Arc<Answer>,
-    /// Each connection has a clone.
-    connections: Arc<()>,
+    /// Each thread that makes an answer has a clone.
+    making: Arc<()>,
+    /// The names that the user accepts as hosts.
+    allowed: Vec<String>,
+    most: usize,
 }
 
 impl Server {
-    pub fn new(address: SocketAddr, answer: Arc<Answer>) -> Result<Server> {
+    /// Listens at `address`, for at most `most` clients at once.
+    pub fn new(
+        address: SocketAddr,
+        most: usize,
+        allowed: Vec<String>,
+        answer: Arc<Answer>,
+    ) -> Result<Server> {
         let listener = TcpListener::bind(address)
             .with_context(|| format!("cannot listen at {address}; give another --listen"))?;
         // A client may be gone between the kernel's word that it is there and `accept`.
         listener.set_nonblocking(true)?;
         Ok(Server {
             listener,
-            answer,
-            connections: Arc::new(()),
+            most,
+            connections: Connections::new(most),
+            service: Arc::new(Service {
+                answer,
+                making: Arc::new(()),
+                allowed,
+                most,
+            }),
         })
     }
 
@@ -105,76 +150,138 @@ impl Server {
 
     /// Serves a client, or waits for one for `time` at most.
     pub fn serve_one(&self, time: Duration) {
-        let mut wanted = libc::pollfd {
-            fd: self.listener.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        };
-        let time = time.as_millis() as libc::c_int;
-        // SAFETY: `wanted` is one valid entry.
-        unsafe { libc::poll(&raw mut wanted, 1, time) };
+        is_ready(self.listener.as_raw_fd(), libc::POLLIN, time);
         match self.listener.accept() {
             Ok((stream, _)) => self.begin(stream),
             Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-            // No descriptors or no memory are left: connections that end give some back.
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+                if matches!(
+                    error.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted
+                ) => {}
+            // No descriptors or no memory are left. A connection that waits gives some back.
+            Err(_) => {
+                self.connections.close_oldest();
+                thread::sleep(Duration::from_millis(50));
+            }
         }
     }
 
     /// Serves a client in a thread of its own. A broken connection concerns only its client.
-    fn begin(&self, mut stream: TcpStream) {
-        let mine = Arc::clone(&self.connections);
+    fn begin(&self, stream: TcpStream) {
         if stream.set_nonblocking(false).is_err() {
             return;
         }
-        // One for the server, and one for this connection.
-        if Arc::strong_count(&mine) > 1 + MOST {
-            let busy = Response::error(503, "too many connections; try again\n");
-            let _ = send(&mut stream, &busy.bytes(true));
+        let stream = Arc::new(stream);
+        let Some(place) = self.connections.admit(&stream) else {
+            let text = format!("{} clients wait for answers; try again\n", self.most);
+            // The bytes fit in the socket's buffer.
+            let _ = send(&stream, &Response::error(503, text).bytes(true));
             return;
-        }
-        let answer = Arc::clone(&self.answer);
+        };
+        let service = Arc::clone(&self.service);
         // Without a thread, the connection is closed.
-        let _ = std::thread::Builder::new().spawn(move || {
-            let _ = serve(stream, &*answer);
-            drop(mine);
-        });
+        let _ = thread::Builder::new().spawn(move || service.serve(&stream, &place));
     }
 }
 
-/// Reads a request and answers it.
-fn serve(mut stream: TcpStream, answer: &Answer) -> std::io::Result<()> {
-    let mut head = Vec::new();
-    let end = Instant::now() + PATIENCE;
-    let response = loop {
-        if let Some(response) = answered(&head, answer) {
-            break response;
-        }
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+/// Waits for an event at a descriptor, for `time` at most. Returns whether it is there.
+fn is_ready(fd: libc::c_int, events: libc::c_short, time: Duration) -> bool {
+    let mut wanted = libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    };
+    // SAFETY: `wanted` is one valid entry.
+    unsafe { libc::poll(&raw mut wanted, 1, time.as_millis() as libc::c_int) > 0 }
+}
+
+impl Service {
+    /// Reads a request and answers it. An error is that of a broken connection.
+    fn serve(&self, stream: &TcpStream, place: &Place) -> std::io::Result<()> {
+        let mut head = Vec::new();
+        let end = Instant::now() + PATIENCE;
+        let (request, with_body) = loop {
+            if let Some(read) = read(&head, &self.allowed) {
+                break read;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            stream.set_read_timeout(Some(left))?;
+            let mut part = [0; 1024];
+            match (&*stream).read(&mut part)? {
+                0 => return Ok(()),
+                length => head.extend_from_slice(&part[..length]),
+            }
+        };
+        if !place.enter(Phase::Making) {
             return Ok(());
         }
-        stream.set_read_timeout(Some(left))?;
-        let mut part = [0; 1024];
-        match stream.read(&mut part)? {
-            0 => return Ok(()),
-            length => head.extend_from_slice(&part[..length]),
+        let response = match request {
+            Ok(request) => self.made(request, stream),
+            Err(refused) => Some(refused),
+        };
+        // Without a response, nobody waits for it any more.
+        let Some(response) = response else {
+            return Ok(());
+        };
+        place.enter(Phase::Reading);
+        send(stream, &response.bytes(with_body))?;
+        place.enter(Phase::Answered);
+        stream.shutdown(Shutdown::Write)?;
+        // What the client has sent beyond its request is read, so that closing does not reset the
+        // connection before the client has read the answer.
+        stream.set_read_timeout(Some(Duration::from_millis(200)))?;
+        let mut rest = [0; LONGEST];
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end && (&*stream).read(&mut rest)? > 0 {}
+        Ok(())
+    }
+
+    /// Makes an answer in a thread of its own, and waits for it for [`MAKING`] at most. Returns
+    /// `None` once the client has closed the connection.
+    fn made(&self, request: Request, stream: &TcpStream) -> Option<Response> {
+        let (answer, mine) = (Arc::clone(&self.answer), Arc::clone(&self.making));
+        let late = || {
+            Some(Response::error(
+                503,
+                "the answer took too long; try again\n",
+            ))
+        };
+        // One belongs to the server, and one to this answer. The others are mostly those that no
+        // client waits for any more.
+        if Arc::strong_count(&mine) > 2 + 2 * self.most {
+            return late();
         }
-    };
-    send(&mut stream, &response)?;
-    stream.shutdown(std::net::Shutdown::Write)?;
-    // What the client has sent beyond its request is read, so that closing does not reset the
-    // connection before the client has read the answer.
-    stream.set_read_timeout(Some(Duration::from_millis(200)))?;
-    let mut rest = [0; LONGEST];
-    let end = Instant::now() + PATIENCE;
-    while Instant::now() < end && stream.read(&mut rest)? > 0 {}
-    Ok(())
+        let (give, take) = channel();
+        let making = move || {
+            // The client may be gone.
+            let _ = give.send(answer(&request));
+            drop(mine);
+        };
+        if thread::Builder::new().spawn(making).is_err() {
+            return Some(Response::error(503, "no thread is left; try again\n"));
+        }
+        let end = Instant::now() + MAKING;
+        while Instant::now() < end {
+            match take.recv_timeout(LOOK) {
+                Ok(response) => return Some(response),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Some(Response::error(503, "this answer cannot be made\n"));
+                }
+            }
+            if is_ready(stream.as_raw_fd(), libc::POLLRDHUP, Duration::ZERO) {
+                return None;
+            }
+        }
+        late()
+    }
 }
 
 /// Sends bytes, for [`PATIENCE`] at most.
-fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> std::io::Result<()> {
+fn send(mut stream: &TcpStream, mut bytes: &[u8]) -> std::io::Result<()> {
     let end = Instant::now() + PATIENCE;
     while !bytes.is_empty() {
         let left = end.saturating_duration_since(Instant::now());
@@ -190,40 +297,43 @@ fn send(stream: &mut TcpStream, mut bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Returns the bytes that answer the request in `head`, or `None` if the request is not complete.
-fn answered(head: &[u8], answer: &Answer) -> Option<Vec<u8>> {
+/// A request that may be answered, or the answer that refuses it; and whether the client wants the
+/// body.
+type Asked = (Result<Request, Response>, bool);
+
+/// Returns the request in `head`, or `None` if it is not complete.
+fn read(head: &[u8], allowed: &[String]) -> Option<Asked> {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);
-    let response = match request.parse(head) {
+    let outcome = match request.parse(head) {
         Ok(httparse::Status::Partial) if head.len() < LONGEST => return None,
-        Ok(httparse::Status::Complete(_)) => match (request.method, request.path) {
-            (Some("GET" | "HEAD"), Some(path)) => answer(path),
-            _ => Response::error(405, "only GET and HEAD\n"),
-        },
-        Ok(_) => Response::error(400, "the request is too long\n"),
-        Err(error) => Response::error(400, format!("not a request: {error}\n")),
+        Ok(httparse::Status::Complete(_)) => request::check(&request, allowed),
+        Ok(_) => Err(Response::error(400, "the request is too long\n")),
+        Err(error) => Err(Response::error(400, format!("not a request: {error}\n"))),
     };
-    Some(response.bytes(request.method != Some("HEAD")))
+    Some((outcome, request.method != Some("HEAD")))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::net::TcpListener;
 
     fn said(head: &str) -> Option<String> {
-        let answer = |path: &str| Response::page("text/plain", format!("here is {path}"));
-        answered(head.as_bytes(), &answer).map(|bytes| String::from_utf8(bytes).unwrap())
+        let (request, with_body) = read(head.as_bytes(), &[])?;
+        let response = request
+            .map(|request| Response::page("text/plain", format!("here is {}", request.path)))
+            .unwrap_or_else(|refused| refused);
+        Some(String::from_utf8(response.bytes(with_body)).unwrap())
     }
 
     #[test]
     fn requests_are_answered_once_they_are_complete() {
         assert_eq!(said(""), None);
-        assert_eq!(said("GET /a HTTP/1.1\r\nHost: x\r\n"), None);
-        let page = said("GET /a?b=1 HTTP/1.1\r\nHost: x\r\n\r\nGET /c").unwrap();
-        assert!(
-            page.starts_with("HTTP/1.1 200 OK\r\n") && page.ends_with("\r\n\r\nhere is /a?b=1")
-        );
-        assert!(page.contains("Content-Length: 14\r\n") && page.contains("Connection: close"));
+        assert_eq!(said("GET /a HTTP/1.1\r\nHost: localhost\r\n"), None);
+        let page = said("GET /a?b=1 HTTP/1.1\r\nHost: localhost\r\n\r\nGET /c").unwrap();
+        assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.ends_with("\r\n\r\nhere is /a"));
+        assert!(page.contains("Content-Length: 10\r\n") && page.contains("Connection: close"));
         let head = said("HEAD /a HTTP/1.0\r\n\r\n").unwrap();
         assert!(head.contains("Content-Length: 10\r\n") && head.ends_with("\r\n\r\n"));
     }
@@ -232,6 +342,11 @@ mod tests {
     fn what_is_no_request_is_refused() {
         for (head, status) in [
             ("POST / HTTP/1.1\r\n\r\n".to_owned(), "405"),
+            ("GET / HTTP/1.1\r\n\r\n".to_owned(), "400"),
+            (
+                "GET / HTTP/1.1\r\nHost: a.example\r\n\r\n".to_owned(),
+                "421",
+            ),
             ("\0\0\0\0".to_owned(), "400"),
             (format!("GET /{} HTTP/1.1\r\n", "a".repeat(LONGEST)), "400"),
             (
@@ -241,6 +356,31 @@ mod tests {
         ] {
             let said = said(&head).unwrap();
             assert!(said.starts_with(&format!("HTTP/1.1 {status} ")), "{said}");
+            assert!(said.contains("\r\nX-Content-Type-Options: nosniff\r\n"));
         }
+    }
+
+    #[test]
+    fn nobody_waits_for_the_answer_to_a_client_that_has_gone() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (stream, _) = listener.accept().unwrap();
+        let (_never, wait) = channel::<()>();
+        let wait = std::sync::Mutex::new(wait);
+        let service = Service {
+            answer: Arc::new(move |_: &Request| {
+                let _ = wait.lock().unwrap().recv();
+                Response::page("text/plain", "")
+            }),
+            making: Arc::new(()),
+            allowed: Vec::new(),
+            most: 1,
+        };
+        drop(client);
+        let head = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        let begin = Instant::now();
+        let (request, _) = read(head.as_bytes(), &[]).unwrap();
+        assert!(service.made(request.unwrap(), &stream).is_none());
+        assert!(begin.elapsed() < MAKING);
     }
 }

@@ -1,249 +1,203 @@
-//! The page for Prometheus, in the OpenMetrics text format.
+//! The page for Prometheus.
 
-use super::{Snapshot, Source};
+use super::exposition::{Family, Kind, Labels, Samples};
+use super::look::{Look, Reading};
+use super::request::Format;
 use pinfold::segment::SlabEvent;
 use pinfold_bridges::families::{
-    ACTIVE, ALLOCATED, CACHE_FLUSHES, CACHE_OBJECTS, CACHE_REFILLS, CACHE_REMOTE_FREES,
+    self, ACTIVE, ALLOCATED, CACHE_FLUSHES, CACHE_OBJECTS, CACHE_REFILLS, CACHE_REMOTE_FREES,
     CACHE_SLABS, CACHE_SLOW_CALLS, DIRTY, HELD, HELD_PEAK, MAPPED, METADATA, RESIDENT, RETURNED,
 };
-use prometheus_client::encoding::text::encode;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
 
-pub const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-
-type Labels = Vec<(&'static str, String)>;
-type Gauges = Family<Labels, Gauge>;
-type Counters = Family<Labels, Counter>;
-
-/// All families of metrics.
-#[derive(Default)]
-struct Families {
-    allocated: Gauges,
-    active: Gauges,
-    dirty: Gauges,
-    held: Gauges,
-    held_peak: Gauges,
-    metadata: Gauges,
-    allocator_resident: Gauges,
-    mapped: Gauges,
-    returned: Counters,
-    objects: Gauges,
-    slabs: Gauges,
-    refills: Counters,
-    flushes: Counters,
-    slow: Counters,
-    remote: Counters,
-    counter_events: Counters,
-    counter_levels: Gauges,
-    resident: Gauges,
-    virtual_memory: Gauges,
-    open_fds: Gauges,
-    max_fds: Gauges,
-    cpu: Family<Labels, Counter<f64, std::sync::atomic::AtomicU64>>,
-    start: Family<Labels, Gauge<f64, std::sync::atomic::AtomicU64>>,
+/// Returns the value of the header `Content-Type`.
+pub fn kind(format: Format) -> &'static str {
+    match format {
+        Format::OpenMetrics => "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        Format::Text => "text/plain; version=0.0.4; charset=utf-8",
+    }
 }
+
+const fn family(name: &'static str, unit: &'static str, kind: Kind, help: &'static str) -> Family {
+    Family {
+        name,
+        unit,
+        kind,
+        help,
+    }
+}
+
+fn bytes(of: families::Family) -> Family {
+    family(of.name, "bytes", Kind::Gauge, of.help)
+}
+
+fn gauge(of: families::Family) -> Family {
+    family(of.name, "", Kind::Gauge, of.help)
+}
+
+fn counter(of: families::Family) -> Family {
+    family(of.name, "", Kind::Counter, of.help)
+}
+
+const UNREAD: Family = family(
+    "pinfold_unread_processes",
+    "",
+    Kind::Gauge,
+    "Processes that could not be read, or not in time",
+);
+const COUNTER_EVENTS: Family = family(
+    "pinfold_counter_events",
+    "",
+    Kind::Counter,
+    "Events that the program counts by name",
+);
+const COUNTER_LEVELS: Family = family(
+    "pinfold_counter",
+    "",
+    Kind::Gauge,
+    "Levels that the program counts by name",
+);
 
 /// Returns the page.
-pub fn text(processes: &[(&Source, Snapshot)]) -> String {
-    let families = Families::default();
-    for (source, snapshot) in processes {
-        families.add(source, snapshot);
+pub fn text(look: &Look, format: Format) -> String {
+    let mut samples = Samples::default();
+    for reading in &look.readings {
+        add(&mut samples, reading);
     }
-    let mut registry = Registry::default();
-    families.register(&mut registry);
-    let mut text = String::new();
-    // Writing to a string does not fail.
-    let _ = encode(&mut text, &registry);
-    text
+    let unread = u64::try_from(look.unread).unwrap_or(u64::MAX);
+    samples.add(UNREAD, &Labels::default(), unread);
+    samples.text(format)
 }
 
-/// A gauge holds signed numbers, and a hostile segment may hold any.
-fn signed(value: u64) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-impl Families {
-    fn add(&self, source: &Source, snapshot: &Snapshot) {
-        let process = vec![("pid", source.pid.to_string()), ("process", source.name())];
-        let with = |name: &'static str, value: &str| {
-            let mut labels = process.clone();
-            labels.push((name, value.to_owned()));
-            labels
-        };
-        let set = |family: &Gauges, labels: &Labels, value: u64| {
-            family.get_or_create(labels).set(signed(value));
-        };
-        // Several caches may have the same name: they are one to a scraper.
-        let add = |family: &Gauges, labels: &Labels, value: u64| {
-            family.get_or_create(labels).inc_by(signed(value));
-        };
-        let slabs = snapshot.of_caches(|cache| cache.slabs().saturating_mul(cache.slab));
-        let objects = snapshot.of_caches(|cache| cache.out().saturating_mul(cache.size));
-        let large = snapshot.used().saturating_sub(slabs);
-        set(&self.allocated, &process, objects.saturating_add(large));
-        set(&self.active, &process, snapshot.used());
-        set(&self.held, &process, snapshot.held);
-        set(&self.held_peak, &process, snapshot.held_peak);
-        set(&self.metadata, &process, snapshot.metadata);
-        let resident = snapshot.held.saturating_add(snapshot.metadata);
-        set(&self.allocator_resident, &process, resident);
-        let mapped = snapshot.mapped.saturating_add(snapshot.huge);
-        set(
-            &self.mapped,
-            &process,
-            mapped.saturating_add(snapshot.metadata),
-        );
-        self.returned
-            .get_or_create(&process)
-            .inc_by(snapshot.returned);
-        for (node, memory) in snapshot.nodes.iter().enumerate() {
-            set(&self.dirty, &with("node", &node.to_string()), memory.dirty);
-        }
-        for cache in snapshot.caches.iter().filter(|cache| cache.refilled() > 0) {
-            let labels = with("cache", &cache.name);
-            for (state, count) in [
-                ("active", cache.out()),
-                ("free", cache.total().saturating_sub(cache.out())),
-            ] {
-                let mut labels = labels.clone();
-                labels.push(("state", state.to_owned()));
-                add(&self.objects, &labels, count);
-            }
-            add(&self.slabs, &labels, cache.slabs());
-            for (family, count) in [
-                (&self.refills, cache.refilled()),
-                (&self.flushes, cache.count(SlabEvent::Flushed)),
-                (&self.slow, cache.slow()),
-                (&self.remote, cache.count(SlabEvent::FreeRemote)),
-            ] {
-                family.get_or_create(&labels).inc_by(count);
-            }
-        }
-        for counter in &snapshot.counters {
-            let labels = with("name", &counter.name);
-            if counter.is_level {
-                let value = counter.value.cast_signed();
-                self.counter_levels.get_or_create(&labels).set(value);
-            } else {
-                let events = self.counter_events.get_or_create(&labels);
-                events.inc_by(counter.value);
-            }
-        }
-        self.add_standard(source, &process);
+fn add(samples: &mut Samples, reading: &Reading) {
+    let snapshot = &reading.snapshot;
+    let pid = reading.pid.to_string();
+    let process = Labels::default().with("pid", &pid);
+    let process = process.with("process", &reading.name);
+    let slabs = snapshot.of_caches(|cache| cache.slabs().saturating_mul(cache.slab));
+    let objects = snapshot.of_caches(|cache| cache.out().saturating_mul(cache.size));
+    let large = snapshot.used().saturating_sub(slabs);
+    let mapped = snapshot.mapped.saturating_add(snapshot.huge);
+    let metadata = snapshot.metadata;
+    for (of, value) in [
+        (ALLOCATED, objects.saturating_add(large)),
+        (ACTIVE, snapshot.used()),
+        (HELD, snapshot.held),
+        (HELD_PEAK, snapshot.held_peak),
+        (METADATA, metadata),
+        (RESIDENT, snapshot.held.saturating_add(metadata)),
+        (MAPPED, mapped.saturating_add(metadata)),
+    ] {
+        samples.add(bytes(of), &process, value);
     }
-
-    /// Adds the metrics that Prometheus' own clients have for a process.
-    fn add_standard(&self, source: &Source, process: &Labels) {
-        /// How many descriptors of a process are counted.
-        const DESCRIPTORS: usize = 1 << 20;
-        let files = source.process();
-        let status = files.status().ok();
-        let kib = |field: &str| i64::try_from(status.as_ref()?.number(field)?).ok();
-        for (family, field) in [
-            (&self.resident, "VmRSS:"),
-            (&self.virtual_memory, "VmSize:"),
+    let returned = family(RETURNED.name, "bytes", Kind::Counter, RETURNED.help);
+    samples.add(returned, &process, snapshot.returned);
+    for (node, memory) in snapshot.nodes.iter().enumerate() {
+        let labels = process.with("node", &node.to_string());
+        samples.add(bytes(DIRTY), &labels, memory.dirty);
+    }
+    // Several caches may have the same name: they are one to a scraper.
+    for cache in snapshot.caches.iter().filter(|cache| cache.refilled() > 0) {
+        let labels = process.with("cache", &cache.name);
+        let free = cache.total().saturating_sub(cache.out());
+        for (state, count) in [("active", cache.out()), ("free", free)] {
+            let labels = labels.with("state", state);
+            samples.add(gauge(CACHE_OBJECTS), &labels, count);
+        }
+        samples.add(gauge(CACHE_SLABS), &labels, cache.slabs());
+        for (of, count) in [
+            (CACHE_REFILLS, cache.refilled()),
+            (CACHE_FLUSHES, cache.count(SlabEvent::Flushed)),
+            (CACHE_SLOW_CALLS, cache.slow()),
+            (CACHE_REMOTE_FREES, cache.count(SlabEvent::FreeRemote)),
         ] {
-            if let Some(kib) = kib(field) {
-                family.get_or_create(process).set(kib.saturating_mul(1024));
-            }
-        }
-        let limits = files.fields("limits").ok();
-        let limit = limits.and_then(|limits| limits.number("Max open files"));
-        if let Some(limit) = limit.and_then(|limit| i64::try_from(limit).ok()) {
-            self.max_fds.get_or_create(process).set(limit);
-        }
-        if let Some(seconds) = source.cpu_seconds() {
-            self.cpu.get_or_create(process).inc_by(seconds);
-        }
-        if let Ok(descriptors) = files.descriptors(DESCRIPTORS) {
-            let count = i64::try_from(descriptors.len()).unwrap_or(i64::MAX);
-            self.open_fds.get_or_create(process).set(count);
-        }
-        if let Some(start) = source.start_seconds() {
-            self.start.get_or_create(process).set(start);
+            samples.add(counter(of), &labels, count);
         }
     }
+    for counter in &snapshot.counters {
+        let labels = process.with("name", &counter.name);
+        match counter.is_level {
+            true => samples.add(COUNTER_LEVELS, &labels, counter.value.cast_signed()),
+            false => samples.add(COUNTER_EVENTS, &labels, counter.value),
+        }
+    }
+    add_standard(samples, reading, &process);
+}
 
-    fn register(self, registry: &mut Registry) {
-        let bytes = || Unit::Bytes;
-        for (name, help, family) in [
-            (ALLOCATED.name, ALLOCATED.help, self.allocated),
-            (ACTIVE.name, ACTIVE.help, self.active),
-            (DIRTY.name, DIRTY.help, self.dirty),
-            (HELD.name, HELD.help, self.held),
-            (HELD_PEAK.name, HELD_PEAK.help, self.held_peak),
-            (METADATA.name, METADATA.help, self.metadata),
-            (RESIDENT.name, RESIDENT.help, self.allocator_resident),
-            (MAPPED.name, MAPPED.help, self.mapped),
-            (
+/// Adds the metrics that Prometheus' own clients have for a process.
+fn add_standard(samples: &mut Samples, reading: &Reading, process: &Labels) {
+    let system = &reading.system;
+    for (family, value) in [
+        (
+            family(
                 "process_resident_memory",
+                "bytes",
+                Kind::Gauge,
                 "Resident memory size in bytes",
-                self.resident,
             ),
-            (
+            system.resident,
+        ),
+        (
+            family(
                 "process_virtual_memory",
+                "bytes",
+                Kind::Gauge,
                 "Virtual memory size in bytes",
-                self.virtual_memory,
             ),
-        ] {
-            registry.register_with_unit(name, help, bytes(), family);
+            system.virtual_memory,
+        ),
+        (
+            family(
+                "process_open_fds",
+                "",
+                Kind::Gauge,
+                "Number of open file descriptors",
+            ),
+            system.open_files,
+        ),
+        (
+            family(
+                "process_max_fds",
+                "",
+                Kind::Gauge,
+                "Maximum number of open file descriptors",
+            ),
+            system.max_files,
+        ),
+    ] {
+        if let Some(value) = value {
+            samples.add(family, process, value);
         }
-        registry.register_with_unit(RETURNED.name, RETURNED.help, bytes(), self.returned);
-        registry.register(CACHE_OBJECTS.name, CACHE_OBJECTS.help, self.objects);
-        registry.register(
-            "pinfold_counter",
-            "Levels that the program counts by name",
-            self.counter_levels,
-        );
-        registry.register(CACHE_SLABS.name, CACHE_SLABS.help, self.slabs);
-        for (name, help, family) in [
-            (CACHE_REFILLS.name, CACHE_REFILLS.help, self.refills),
-            (CACHE_FLUSHES.name, CACHE_FLUSHES.help, self.flushes),
-            (CACHE_SLOW_CALLS.name, CACHE_SLOW_CALLS.help, self.slow),
-            (
-                "pinfold_counter_events",
-                "Events that the program counts by name",
-                self.counter_events,
+    }
+    for (family, value) in [
+        (
+            family(
+                "process_cpu",
+                "seconds",
+                Kind::Counter,
+                "Total user and system CPU time spent in seconds",
             ),
-            (
-                CACHE_REMOTE_FREES.name,
-                CACHE_REMOTE_FREES.help,
-                self.remote,
+            system.cpu_seconds,
+        ),
+        (
+            family(
+                "process_start_time",
+                "seconds",
+                Kind::Gauge,
+                "Start time of the process since the epoch in seconds",
             ),
-        ] {
-            registry.register(name, help, family);
+            system.start_seconds,
+        ),
+    ] {
+        if let Some(value) = value {
+            samples.add(family, process, value);
         }
-        registry.register(
-            "process_open_fds",
-            "Number of open file descriptors",
-            self.open_fds,
-        );
-        registry.register(
-            "process_max_fds",
-            "Maximum number of open file descriptors",
-            self.max_fds,
-        );
-        registry.register_with_unit(
-            "process_cpu",
-            "Total user and system CPU time spent in seconds",
-            Unit::Seconds,
-            self.cpu,
-        );
-        registry.register_with_unit(
-            "process_start_time",
-            "Start time of the process since the epoch in seconds",
-            Unit::Seconds,
-            self.start,
-        );
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::live::snapshot::Snapshot;
     use crate::live::snapshot::tests::{segment, set_event};
 
     #[test]
@@ -255,7 +209,11 @@ mod tests {
         }
         let mut snapshot = Snapshot::parse(&bytes).unwrap();
         snapshot.caches[2].name = snapshot.caches[1].name.clone();
-        let text = text(&[(&Source::of_this_process(), snapshot)]);
+        let look = Look {
+            readings: vec![Reading::with(snapshot)],
+            unread: 3,
+        };
+        let text = text(&look, Format::Text);
         let value = |family: &str| {
             let mut lines = text.lines().filter(|line| line.starts_with(family));
             let line = lines.next().expect(&text);
@@ -264,5 +222,6 @@ mod tests {
         };
         assert_eq!(value("pinfold_cache_slabs{"), 3.0);
         assert_eq!(value("pinfold_cache_refills_total{"), 100.0);
+        assert_eq!(value("pinfold_unread_processes "), 3.0);
     }
 }

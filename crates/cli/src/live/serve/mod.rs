@@ -1,96 +1,149 @@
 //! `pinfold serve`: the statistics of running processes over HTTP, for Prometheus and for people.
 
+mod connections;
+mod exposition;
 mod http;
+mod look;
 mod metrics;
+mod once;
+mod request;
 mod status;
 
 use super::list;
-use super::snapshot::Snapshot;
 use super::source::Source;
 use crate::figures;
 use anyhow::{Context, Result};
 use http::{Response, Server};
-use std::net::{SocketAddr, ToSocketAddrs};
+use look::{Look, Processes};
+use request::Request;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::{Duration, Instant};
 
 /// Serve the statistics of running processes over HTTP
 ///
-/// `/metrics` is for Prometheus, in OpenMetrics. `/` is a page for people, which updates itself.
-/// `/status.json` has the numbers of the page. No request changes anything.
+/// `/metrics` is for Prometheus, as OpenMetrics or as text of version 0.0.4. `/` is a page for
+/// people, which updates itself. `/status.json` has the numbers of the page. `/debug/pprof/heap` is
+/// a heap profile. No request changes anything. Ends with the processes that were named. A named
+/// process that executes another program is served again once that program shows statistics.
+///
+/// Anybody who can reach the address can read the numbers. A browser can do so only for the
+/// server's own page: a request must name the server by an IP address, as localhost, or by a name
+/// that --allow-host gives, and must not come from a page of another site.
 #[derive(clap::Args)]
 pub struct Args {
     /// The process ids; all processes on Pinfold without them
     #[arg(value_name = "PID", value_parser = super::pid)]
     pids: Vec<u32>,
 
-    /// The address to listen at
-    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address, default_value = "127.0.0.1:9464")]
-    listen: SocketAddr,
+    /// The address to listen at; :PORT means all addresses of this machine
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = listen, default_value = "127.0.0.1:9464")]
+    listen: Listen,
+
+    /// Also answer clients that call the server by this name; may be given several times
+    #[arg(long, value_name = "NAME", value_parser = host)]
+    allow_host: Vec<String>,
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
-    let found: Vec<SocketAddr> = text
-        .to_socket_addrs()
-        .map_err(|error| format!("give an address and a port, as 127.0.0.1:9464 ({error})"))?
-        .collect();
+/// The address to listen at. The others are for a machine without the first one's kind.
+#[derive(Clone, Debug)]
+struct Listen(Vec<SocketAddr>);
+
+fn listen(text: &str) -> Result<Listen, String> {
+    let wrong = |error: &dyn std::fmt::Display| {
+        format!("give an address and a port, as 127.0.0.1:9464 or :9464 ({error})")
+    };
+    if let Some(port) = text.strip_prefix(':') {
+        let port: u16 = port.parse().map_err(|error| wrong(&error))?;
+        // The IPv6 address takes clients of both kinds.
+        let (six, four) = (Ipv6Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED);
+        return Ok(Listen(vec![(six, port).into(), (four, port).into()]));
+    }
+    let found = text.to_socket_addrs().map_err(|error| wrong(&error))?;
+    let mut found: Vec<SocketAddr> = found.collect();
     // A name may have addresses of both kinds, and scrapers are told the older kind.
-    let first = found.iter().find(|address| address.is_ipv4());
-    first
-        .or(found.first())
-        .copied()
-        .ok_or_else(|| "this name has no address".to_owned())
+    found.sort_by_key(SocketAddr::is_ipv6);
+    found.truncate(1);
+    match found.is_empty() {
+        true => Err("this name has no address".to_owned()),
+        false => Ok(Listen(found)),
+    }
 }
 
-/// How long a list of all processes is used before the next is made.
-const LIST_AGE: Duration = Duration::from_secs(5);
+fn host(text: &str) -> Result<String, &'static str> {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    match !text.is_empty() && text.bytes().all(is_name) {
+        true => Ok(text.to_owned()),
+        false => Err("give a host's name without scheme and port, as node7.example.org"),
+    }
+}
 
 /// How often to look whether the named processes have ended.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The processes that are served.
-struct Processes {
-    /// The processes that the user named. Empty for all.
-    named: Vec<u32>,
-    sources: Vec<Source>,
-    listed: Option<Instant>,
-}
+/// The most clients at once.
+const MOST_CLIENTS: u64 = 64;
+/// Descriptors that the command needs beside those of clients and processes.
+const OWN_FILES: u64 = 16;
+/// Descriptors for each process.
+const FILES_EACH: u64 = 4;
 
-impl Processes {
-    /// Reads all processes. Forgets those that have ended.
-    fn read(&mut self) -> Vec<(&Source, Snapshot)> {
-        if self.named.is_empty() && self.listed.is_none_or(|when| when.elapsed() > LIST_AGE) {
-            // Where /proc cannot be read, there are no processes to show.
-            self.sources = list::sources().map_or(Vec::new(), |found| found.sources);
-            self.listed = Some(Instant::now());
-        }
-        let mut snapshots = Vec::new();
-        self.sources.retain(|source| match source.read() {
-            Ok(snapshot) => {
-                snapshots.push(snapshot);
-                true
-            }
-            Err(_) => false,
-        });
-        self.sources.iter().zip(snapshots).collect()
-    }
+/// Returns how many clients and how many processes there may be with this limit of open files.
+fn shares(files: u64) -> (usize, usize) {
+    let left = files.saturating_sub(OWN_FILES);
+    let clients = (left / 2).clamp(2, MOST_CLIENTS);
+    let processes = (left.saturating_sub(clients) / FILES_EACH).max(1);
+    let limited = |count| usize::try_from(count).unwrap_or(usize::MAX);
+    (limited(clients), limited(processes))
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
+    let (clients, most) = shares(list::allow_many_files());
     let sources = args
         .pids
         .iter()
         .map(|&pid| Source::open(pid).with_context(|| format!("process {pid}")));
-    let processes = Arc::new(Mutex::new(Processes {
-        sources: sources.collect::<Result<_>>()?,
-        named: args.pids,
-        listed: None,
-    }));
-    let served = Arc::clone(&processes);
-    let server = Server::new(args.listen, Arc::new(move |url: &str| answer(url, &served)))?;
+    let sources: Vec<Source> = sources.collect::<Result<_>>()?;
+    let served = Arc::new(Served {
+        processes: Processes::new(sources, most),
+        is_naming: AtomicBool::new(false),
+    });
+    let answers = Arc::clone(&served);
+    let answer = Arc::new(move |request: &Request| answers.answer(request));
+    let mut server = None;
+    for &address in &args.listen.0 {
+        server = Some(Server::new(
+            address,
+            clients,
+            args.allow_host.clone(),
+            Arc::clone(&answer) as Arc<http::Answer>,
+        ));
+        if server.as_ref().is_some_and(Result::is_ok) {
+            break;
+        }
+    }
+    let server = server.context("no address to listen at")??;
     // The port of `--listen ADDRESS:0` is known only now.
-    figures::print(&format!("serving at http://{}/\n", server.address()?))?;
+    let address = server.address()?;
+    let ip = address.ip().to_canonical();
+    if !ip.is_loopback() {
+        figures::note(format_args!(
+            "anybody who can reach this machine's port {} can read the numbers; a client that calls \
+             the server by a name needs --allow-host NAME",
+            address.port()
+        ));
+    }
+    let place = match ip.is_unspecified() {
+        true => format!(
+            "localhost:{}/ and at all addresses of this machine",
+            address.port()
+        ),
+        false => format!("{address}/"),
+    };
+    figures::print(&format!("serving at http://{place}\n"))?;
     let mut looked = Instant::now();
     loop {
         server.serve_one(LOOK);
@@ -98,58 +151,158 @@ pub fn main(args: Args) -> Result<ExitCode> {
             continue;
         }
         looked = Instant::now();
-        let mut processes = lock(&processes);
-        if !processes.named.is_empty() && processes.read().is_empty() {
+        if served.processes.have_ended() {
             figures::print("the processes have ended\n")?;
             return Ok(ExitCode::SUCCESS);
         }
     }
 }
 
-/// Takes the lock. What a panicking thread left is as good as any.
-fn lock(processes: &Mutex<Processes>) -> MutexGuard<'_, Processes> {
-    processes.lock().unwrap_or_else(PoisonError::into_inner)
+/// Returns a text of another process's choice with U+FFFD for each control character. The formats
+/// that it is written in escape the rest.
+fn plain(text: &str) -> String {
+    let letters = text.chars();
+    letters
+        .map(|letter| match letter.is_control() {
+            true => char::REPLACEMENT_CHARACTER,
+            false => letter,
+        })
+        .collect()
 }
 
-fn answer(url: &str, processes: &Mutex<Processes>) -> Response {
-    let (path, query) = url.split_once('?').unwrap_or((url, ""));
-    match path {
-        "/" => Response::page("text/html; charset=utf-8", include_str!("page.html")),
-        "/metrics" => Response::page(metrics::KIND, metrics::text(&lock(processes).read())),
-        "/status.json" => Response::page("application/json", status::text(&lock(processes).read())),
-        "/debug/pprof/heap" => heap_profile(processes, query),
-        _ => Response::error(
-            404,
-            "not here; see /, /metrics, /status.json and /debug/pprof/heap\n",
-        ),
+/// What is served.
+struct Served {
+    processes: Processes,
+    /// Whether the functions of a profile are being named.
+    is_naming: AtomicBool,
+}
+
+impl Served {
+    fn answer(&self, request: &Request) -> Response {
+        match &request.path[..] {
+            "/" => Response::page("text/html; charset=utf-8", include_str!("page.html")),
+            "/page.css" => Response::page("text/css; charset=utf-8", include_str!("page.css")),
+            "/page.js" => Response::page("text/javascript; charset=utf-8", include_str!("page.js")),
+            "/metrics" => self.numbers(false, |look| {
+                let text = metrics::text(look, request.format);
+                Response::page(metrics::kind(request.format), text)
+            }),
+            "/status.json" => self.numbers(true, |look| {
+                Response::page("application/json", status::text(look))
+            }),
+            "/debug/pprof/heap" => self.numbers(false, |look| self.heap_profile(look, request)),
+            _ => Response::error(
+                404,
+                "not here; see /, /metrics, /status.json and /debug/pprof/heap\n",
+            ),
+        }
+    }
+
+    fn numbers(&self, with_threads: bool, answer: impl Fn(&Look) -> Response) -> Response {
+        match self.processes.look(with_threads) {
+            Some(look) => answer(&look),
+            None => Response::error(503, "the processes could not be read in time; try again\n"),
+        }
+    }
+
+    /// Returns the heap profile of the process that the query names by `pid=`, or of the only
+    /// process that is served. Naming functions takes long and much memory, so one is made at a
+    /// time.
+    fn heap_profile(&self, look: &Look, request: &Request) -> Response {
+        let pids: Vec<u32> = look.readings.iter().map(|reading| reading.pid).collect();
+        let mut words = request.query.split('&');
+        let asked = words.find_map(|word| word.strip_prefix("pid="));
+        let pid = match (asked, &pids[..]) {
+            (None, [only]) => Some(*only),
+            (None, _) => None,
+            (Some(text), _) => text.parse().ok().filter(|pid| pids.contains(pid)),
+        };
+        let Some(pid) = pid else {
+            let text = format!("name one of the processes {pids:?}: /debug/pprof/heap?pid=PID\n");
+            return Response::error(404, text);
+        };
+        // Acquire and Release order one profile's work before that of the next.
+        if self.is_naming.swap(true, Acquire) {
+            let text = "another profile is being made, and there is one at a time; try again\n";
+            return Response::error(503, text);
+        }
+        let _turn = Turn(&self.is_naming);
+        match crate::heap::pprof_of_process(pid) {
+            Ok(bytes) => Response {
+                headers: "Content-Disposition: attachment; filename=heap.pb.gz\r\n",
+                ..Response::page("application/octet-stream", bytes)
+            },
+            Err(error) => Response::error(503, format!("{}\n", plain(&format!("{error:#}")))),
+        }
     }
 }
 
-/// Returns the heap profile of the process that the query names by `pid=`, or of the only process
-/// that is served.
-fn heap_profile(processes: &Mutex<Processes>, query: &str) -> Response {
-    // Naming functions takes long, and happens without the lock.
-    let pids: Vec<u32> = lock(processes)
-        .read()
-        .iter()
-        .map(|(source, _)| source.pid)
-        .collect();
-    let asked = query.split('&').find_map(|word| word.strip_prefix("pid="));
-    let pid = match (asked, &pids[..]) {
-        (None, [only]) => Some(*only),
-        (None, _) => None,
-        (Some(text), _) => text.parse().ok().filter(|pid| pids.contains(pid)),
-    };
-    let Some(pid) = pid else {
-        let text = format!("name one of the processes {pids:?}: /debug/pprof/heap?pid=PID\n");
-        return Response::error(404, text);
-    };
-    match crate::heap::pprof_of_process(pid) {
-        Ok(bytes) => Response {
-            headers: "Cache-Control: no-store\r\n\
-                Content-Disposition: attachment; filename=heap.pb.gz\r\n",
-            ..Response::page("application/octet-stream", bytes)
-        },
-        Err(error) => Response::error(503, format!("{error:#}\n")),
+/// Gives back the turn to make a profile, also after a panic.
+struct Turn<'t>(&'t AtomicBool);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::snapshot::Snapshot;
+    use crate::live::snapshot::tests::segment;
+    use look::Reading;
+    use request::Format;
+
+    #[test]
+    fn one_profile_is_made_at_a_time() {
+        let look = Look {
+            readings: vec![Reading::with(Snapshot::parse(&segment(0)).unwrap())],
+            unread: 0,
+        };
+        let request = Request {
+            path: "/debug/pprof/heap".to_owned(),
+            query: String::new(),
+            format: Format::Text,
+        };
+        let served = Served {
+            processes: Processes::new(Vec::new(), 1),
+            is_naming: AtomicBool::new(true),
+        };
+        let said = || {
+            let response = served.heap_profile(&look, &request);
+            assert_eq!(response.status, 503);
+            assert!(response.headers.contains("Retry-After:"));
+            String::from_utf8(response.body).unwrap()
+        };
+        assert!(said().contains("one at a time"));
+        served.is_naming.store(false, Release);
+        // The process has no profile, and gives the turn back.
+        assert!(!said().contains("one at a time"));
+        assert!(!said().contains("one at a time"));
+    }
+
+    #[test]
+    fn clients_and_processes_share_the_files() {
+        assert_eq!(shares(24), (4, 1));
+        assert_eq!(shares(1024), (64, 236));
+        for files in [0, 3, 16, u64::MAX] {
+            let (clients, processes) = shares(files);
+            assert!(clients >= 2 && processes >= 1);
+        }
+    }
+
+    #[test]
+    fn a_port_alone_means_all_addresses() {
+        let all = listen(":9464").unwrap().0;
+        assert!(all.iter().all(|address| address.ip().is_unspecified()));
+        assert_eq!(listen("127.0.0.1:1").unwrap().0.len(), 1);
+        for wrong in ["", ":", "9464", ":x", ":70000", "127.0.0.1"] {
+            assert!(listen(wrong).is_err(), "{wrong}");
+        }
+        assert!(host("node7.example").is_ok());
+        for wrong in ["", "a b", "http://a", "a:1", "*"] {
+            assert!(host(wrong).is_err(), "{wrong}");
+        }
     }
 }

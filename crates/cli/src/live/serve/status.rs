@@ -1,25 +1,28 @@
 //! The numbers of the page for people, in JSON.
 
-use super::{Snapshot, Source};
+use super::look::{Look, Reading};
+use super::plain;
 use crate::live::snapshot::Shepherd;
-use crate::live::top::{Sum, nodes, threads_by_cpu};
+use crate::live::top::{Sum, nodes};
 use serde::Serialize;
 
 #[derive(Serialize)]
-struct Status {
-    processes: Vec<Process>,
+struct Status<'l> {
+    processes: Vec<Process<'l>>,
+    /// How many processes could not be read.
+    unread: usize,
 }
 
 #[derive(Serialize)]
-struct Process {
+struct Process<'l> {
     pid: u32,
-    name: String,
+    name: &'l str,
     backend: &'static str,
     sum: Sum,
     slow_calls: u64,
     caches: Vec<Cache>,
     /// How many threads ran on each CPU last.
-    cpus: Vec<(String, u64)>,
+    cpus: &'l [(String, u64)],
     nodes: Vec<nodes::Node>,
     shepherd: Shepherd,
 }
@@ -35,37 +38,42 @@ struct Cache {
     refilled: u64,
 }
 
+impl<'l> Process<'l> {
+    fn of(reading: &'l Reading) -> Process<'l> {
+        let snapshot = &reading.snapshot;
+        let caches = snapshot.caches.iter();
+        Process {
+            pid: reading.pid,
+            name: &reading.name,
+            backend: crate::live::backend_name(snapshot.backend),
+            sum: Sum::of(snapshot),
+            slow_calls: caches.fold(0, |sum, cache| cache.slow().wrapping_add(sum)),
+            cpus: &reading.cpus,
+            nodes: nodes::read(snapshot, None, &[]),
+            shepherd: snapshot.shepherd,
+            caches: snapshot
+                .caches
+                .iter()
+                .filter(|cache| cache.refilled() > 0)
+                .map(|cache| Cache {
+                    name: plain(&cache.name),
+                    objects: cache.total(),
+                    active: cache.out(),
+                    size: cache.size,
+                    slabs: cache.slabs(),
+                    bytes: cache.slabs().saturating_mul(cache.slab),
+                    refilled: cache.refilled(),
+                })
+                .collect(),
+        }
+    }
+}
+
 /// Returns the numbers of all processes.
-pub fn text(processes: &[(&Source, Snapshot)]) -> String {
-    let processes = processes.iter().map(|(source, snapshot)| Process {
-        pid: source.pid,
-        name: source.name(),
-        backend: crate::live::backend_name(snapshot.backend),
-        sum: Sum::of(snapshot),
-        slow_calls: snapshot
-            .caches
-            .iter()
-            .fold(0, |sum, cache| cache.slow().wrapping_add(sum)),
-        cpus: threads_by_cpu(source.pid, snapshot),
-        nodes: nodes::read(snapshot, None, &[]),
-        shepherd: snapshot.shepherd,
-        caches: snapshot
-            .caches
-            .iter()
-            .filter(|cache| cache.refilled() > 0)
-            .map(|cache| Cache {
-                name: cache.name.clone(),
-                objects: cache.total(),
-                active: cache.out(),
-                size: cache.size,
-                slabs: cache.slabs(),
-                bytes: cache.slabs().saturating_mul(cache.slab),
-                refilled: cache.refilled(),
-            })
-            .collect(),
-    });
+pub fn text(look: &Look) -> String {
     let status = Status {
-        processes: processes.collect(),
+        processes: look.readings.iter().map(Process::of).collect(),
+        unread: look.unread,
     };
     // The numbers and names have a form in JSON.
     serde_json::to_string(&status).unwrap_or_default()

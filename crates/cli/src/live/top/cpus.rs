@@ -103,9 +103,12 @@ struct Task {
     time: u64,
 }
 
+/// The most threads of a process that are read.
+const MOST_THREADS: usize = 2000;
+
 fn tasks(pid: u32) -> Vec<Task> {
     let tasks = Process::open(pid).and_then(|process| process.tasks());
-    let tasks = tasks.into_iter().flatten().flatten();
+    let tasks = tasks.into_iter().flatten().flatten().take(MOST_THREADS);
     tasks.filter_map(|task| self::task(&task)).collect()
 }
 

@@ -1,0 +1,339 @@
+//! Looks at the processes that are served.
+//!
+//! A process may do all it can to be slow to read, or to be misread. So:
+//! - Each look has a deadline. The processes that were quick the last time are read first.
+//! - A process in which a read hangs is left out until that read ends.
+//! - A process leaves the list only when it has ended, or runs another program. Any other error
+//!   leaves it out of one look.
+
+use super::once::Once;
+use super::plain;
+use crate::foreign::Process;
+use crate::live::list;
+use crate::live::snapshot::Snapshot;
+use crate::live::source::{Source, Unreadable};
+use crate::live::top::threads_by_cpu;
+use rustix::fs::{AtFlags, statat};
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long a list of all processes is used before the next is made.
+const LIST_AGE: Duration = Duration::from_secs(5);
+/// How long a look waits for a new list. Until then, the old one is used.
+const LISTING: Duration = Duration::from_millis(300);
+/// How long processes are read in one look. The last one may take longer.
+const READING: Duration = Duration::from_millis(600);
+/// How long a client waits for a look, and before that for the first list of all processes.
+const PATIENCE: Duration = Duration::from_secs(4);
+/// The most descriptors that are counted one by one.
+const MOST_LISTED: usize = 10_000;
+/// A read of one process that takes longer hangs.
+const HANGS: Duration = Duration::from_secs(2);
+/// A look that takes longer hangs: more than a read, and less than a client waits.
+const LOOK_HANGS: Duration = Duration::from_secs(3);
+/// The making of a list that takes longer hangs. It has a deadline of its own.
+const LISTING_HANGS: Duration = Duration::from_secs(20);
+
+/// What all processes show at one moment.
+#[derive(Debug)]
+pub struct Look {
+    pub readings: Vec<Reading>,
+    /// How many processes could not be read, or not in time.
+    pub unread: usize,
+}
+
+/// What one process shows.
+#[derive(Debug)]
+pub struct Reading {
+    pub pid: u32,
+    /// The name of the program, without control characters.
+    pub name: String,
+    pub snapshot: Snapshot,
+    pub system: System,
+    /// How many threads ran on each CPU last, if that was asked for.
+    pub cpus: Vec<(String, u64)>,
+}
+
+/// What the kernel says of a process. The numbers are `None` if it does not say them.
+#[derive(Debug, Default)]
+pub struct System {
+    pub resident: Option<u64>,
+    pub virtual_memory: Option<u64>,
+    pub open_files: Option<u64>,
+    pub max_files: Option<u64>,
+    pub cpu_seconds: Option<f64>,
+    pub start_seconds: Option<f64>,
+}
+
+/// A process in the list.
+struct Entry {
+    source: Source,
+    /// Microseconds that the last read took.
+    cost: AtomicU64,
+    /// When a read began that has not ended.
+    reading: Mutex<Option<Instant>>,
+}
+
+/// The processes that are served.
+pub struct Processes {
+    list: Arc<List>,
+    all: Option<Arc<Once<()>>>,
+    numbers: Arc<Once<Look>>,
+    with_threads: Arc<Once<Look>>,
+}
+
+struct List {
+    entries: Mutex<Vec<Arc<Entry>>>,
+    /// The most processes that are held open.
+    most: usize,
+    /// How many processes could not be held or opened at the last listing.
+    unlisted: AtomicUsize,
+    /// Whether the user named the processes.
+    is_named: bool,
+}
+
+impl Processes {
+    /// Serves the processes in `named`, or all processes if it is empty: at most `most`.
+    pub fn new(named: Vec<Source>, most: usize) -> Processes {
+        let is_named = !named.is_empty();
+        let named = named.into_iter();
+        let list = Arc::new(List {
+            entries: Mutex::new(named.map(Entry::new).collect()),
+            most,
+            unlisted: AtomicUsize::new(0),
+            is_named,
+        });
+        let all = (!is_named).then(|| {
+            let list = Arc::clone(&list);
+            Once::new(LISTING_HANGS, move || list.find())
+        });
+        let look = |with_threads: bool| {
+            let (list, all) = (Arc::clone(&list), all.clone());
+            Once::new(LOOK_HANGS, move || {
+                if let Some(all) = &all {
+                    let now = Instant::now();
+                    all.get(now.checked_sub(LIST_AGE).unwrap_or(now), LISTING);
+                }
+                list.look(with_threads)
+            })
+        };
+        let (numbers, threads) = (look(false), look(true));
+        Processes {
+            all,
+            numbers,
+            with_threads: threads,
+            list,
+        }
+    }
+
+    /// Looks at all processes. Returns `None` if that takes too long.
+    pub fn look(&self, with_threads: bool) -> Option<Arc<Look>> {
+        if let Some(all) = &self.all
+            && self.list.entries().is_empty()
+        {
+            // The first list takes longer than a later one may.
+            let now = Instant::now();
+            all.get(now.checked_sub(LIST_AGE).unwrap_or(now), PATIENCE);
+        }
+        let look = match with_threads {
+            true => &self.with_threads,
+            false => &self.numbers,
+        };
+        look.get(Instant::now(), PATIENCE)
+    }
+
+    /// Returns whether all named processes have ended.
+    pub fn have_ended(&self) -> bool {
+        self.list.is_named && self.list.living().is_empty()
+    }
+}
+
+impl List {
+    fn entries(&self) -> MutexGuard<'_, Vec<Arc<Entry>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes processes that have ended out of the list, and returns the others.
+    fn living(&self) -> Vec<Arc<Entry>> {
+        let mut entries = self.entries().clone();
+        entries.retain(|entry| {
+            let has_ended = entry.has_ended();
+            if has_ended {
+                self.replace(entry, None);
+            }
+            !has_ended
+        });
+        entries
+    }
+
+    /// Adds all processes that are not in the list.
+    fn find(&self) {
+        // Where /proc cannot be read, the list stays.
+        let Ok(found) = list::sources() else {
+            return;
+        };
+        let mut unlisted = found.refused.len() + found.unseen;
+        let known = self.living();
+        let known: HashSet<u32> = known.iter().map(|entry| entry.process().pid()).collect();
+        for source in found.sources {
+            if known.contains(&source.pid) {
+                continue;
+            }
+            let mut entries = self.entries();
+            match entries.len() < self.most {
+                true => entries.push(Entry::new(source)),
+                false => unlisted += 1,
+            }
+        }
+        self.unlisted.store(unlisted, Relaxed);
+    }
+
+    /// Reads all processes.
+    fn look(&self, with_threads: bool) -> Look {
+        let mut entries = self.entries().clone();
+        entries.sort_by_key(|entry| entry.cost.load(Relaxed));
+        let end = Instant::now() + READING;
+        let mut look = Look {
+            readings: Vec::new(),
+            unread: self.unlisted.load(Relaxed),
+        };
+        for (nth, entry) in entries.iter().enumerate() {
+            let is_late = nth > 0 && Instant::now() > end;
+            let read = (!is_late).then(|| entry.read(with_threads)).flatten();
+            match read {
+                Some(Ok(reading)) => look.readings.push(reading),
+                Some(Err(Unreadable::Gone)) if entry.has_ended() => self.replace(entry, None),
+                Some(Err(why @ (Unreadable::Gone | Unreadable::Replaced))) => {
+                    // It runs another program, which may show its statistics, at once or soon. A
+                    // process of which that is not sure stays.
+                    let stays = self.is_named || matches!(why, Unreadable::Gone);
+                    match entry.opened_anew() {
+                        None if stays => look.unread += 1,
+                        next => self.replace(entry, next),
+                    }
+                }
+                Some(Err(_)) | None => look.unread += 1,
+            }
+        }
+        look.readings.sort_by_key(|reading| reading.pid);
+        look
+    }
+
+    /// Takes a process out of the list, and puts another in.
+    fn replace(&self, entry: &Arc<Entry>, next: Option<Arc<Entry>>) {
+        let mut entries = self.entries();
+        let before = entries.len();
+        entries.retain(|other| !Arc::ptr_eq(other, entry));
+        // Another look may have done this already.
+        if entries.len() < before {
+            entries.extend(next);
+        }
+    }
+}
+
+impl Entry {
+    fn new(source: Source) -> Arc<Entry> {
+        Arc::new(Entry {
+            source,
+            cost: AtomicU64::new(0),
+            reading: Mutex::new(None),
+        })
+    }
+
+    fn process(&self) -> &Process {
+        self.source.process()
+    }
+
+    /// Returns an entry for the statistics that the process shows now.
+    fn opened_anew(&self) -> Option<Arc<Entry>> {
+        let next = Entry::new(Source::open(self.process().pid()).ok()?);
+        (next.process().started() == self.process().started()).then_some(next)
+    }
+
+    /// Returns whether the process has ended, as far as that can be told.
+    fn has_ended(&self) -> bool {
+        self.process().has_ended().unwrap_or(false)
+    }
+
+    fn reading(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reads the process. Returns `None` if an earlier read hangs.
+    fn read(&self, with_threads: bool) -> Option<Result<Reading, Unreadable>> {
+        let begin = Instant::now();
+        {
+            let mut reading = self.reading();
+            if reading.is_some_and(|earlier| earlier.elapsed() > HANGS) {
+                return None;
+            }
+            reading.get_or_insert(begin);
+        }
+        let read = self.source.read().map(|snapshot| Reading {
+            pid: self.process().pid(),
+            name: self.name(),
+            system: self.system(),
+            cpus: match with_threads {
+                true => threads_by_cpu(self.process().pid(), &snapshot),
+                false => Vec::new(),
+            },
+            snapshot,
+        });
+        *self.reading() = None;
+        let cost = u64::try_from(begin.elapsed().as_micros());
+        self.cost.store(cost.unwrap_or(u64::MAX), Relaxed);
+        Some(read)
+    }
+
+    fn name(&self) -> String {
+        let name = self.process().read("comm", 1 << 10).unwrap_or_default();
+        let name = name.strip_suffix(b"\n").unwrap_or(&name);
+        plain(&String::from_utf8_lossy(name))
+    }
+
+    fn system(&self) -> System {
+        let process = self.process();
+        let status = process.status().ok();
+        let bytes = |field| status.as_ref()?.number(field)?.checked_mul(1024);
+        System {
+            resident: bytes("VmRSS:"),
+            virtual_memory: bytes("VmSize:"),
+            open_files: self.open_files(),
+            max_files: process
+                .fields("limits")
+                .ok()
+                .and_then(|limits| limits.number("Max open files")),
+            cpu_seconds: self.source.cpu_seconds(),
+            start_seconds: self.source.start_seconds(),
+        }
+    }
+
+    /// Returns the number of descriptors. From Linux 6.2 on, the kernel says it as the folder's
+    /// size. Older kernels list them, which takes long for a process with many.
+    fn open_files(&self) -> Option<u64> {
+        let folder = statat(self.process().folder(), "fd", AtFlags::empty()).ok()?;
+        match u64::try_from(folder.st_size) {
+            Ok(count @ 1..) => Some(count),
+            _ => {
+                let listed = self.process().descriptors(MOST_LISTED).ok()?;
+                u64::try_from(listed.len()).ok()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Reading {
+    /// Returns what a process would show with this snapshot.
+    pub fn with(snapshot: Snapshot) -> Reading {
+        Reading {
+            pid: std::process::id(),
+            name: "test".to_owned(),
+            snapshot,
+            system: System::default(),
+            cpus: Vec::new(),
+        }
+    }
+}
