@@ -61,7 +61,7 @@ uint64_t pinfold_percpu_sum(const struct pinfold_percpu *word);
 
 /*
  * Calls `each(cpu, value, context)` for each CPU that has a copy. Last, calls it with -1 and the
- * copy that CPUs without memory share.
+ * copy that CPUs without memory share. If `each` is NULL, only sets errno to EINVAL.
  */
 void pinfold_percpu_for_each_cpu(const struct pinfold_percpu *word,
 				 void (*each)(int cpu, uint64_t value, void *context),
@@ -98,7 +98,8 @@ struct pinfold_percpu_node *pinfold_percpu_list_pop(struct pinfold_percpu_list *
  * number of items in `count` unless `count` is NULL.
  *
  * Returns 0, or -1 with the kernel's errno if a sandbox or the kernel does not allow to interrupt
- * other CPUs. Items of other CPUs stay in the list then.
+ * other CPUs. Items of other CPUs stay in the list then. Returns -1 with EINVAL, and takes nothing,
+ * if `each` is NULL.
  */
 int pinfold_percpu_list_take_all(struct pinfold_percpu_list *list,
 				 void (*each)(struct pinfold_percpu_node *node, void *context),
@@ -218,7 +219,7 @@ int pinfold_percpu_ring_push(struct pinfold_percpu_ring *ring, const uint64_t *r
  * during the call. Returns the number of records. The records of one CPU come in the order in which
  * they were appended. Interrupts no CPU. Several threads may drain at once, and each record goes to
  * one of them. `each` may append. Takes a lock for each record, but not while `each` runs. Not for
- * signal handlers.
+ * signal handlers. Returns 0 with EINVAL, and reads nothing, if `each` is NULL.
  */
 size_t pinfold_percpu_ring_drain(struct pinfold_percpu_ring *ring,
 				 void (*each)(int cpu, const uint64_t *record, void *context),

@@ -3,6 +3,8 @@
 use crate::gate::{self, alloc_fast, entry_fast};
 use crate::{count, init, profiled};
 use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::AtomicBool;
+use core::sync::atomic::Ordering::Relaxed;
 use pinfold::arena::{self, GRANULE, HUGE, LARGE};
 use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE, MAX_SMALL_SIZE};
 use pinfold::{guarded, profile, slab};
@@ -326,6 +328,72 @@ pub(crate) unsafe fn usable_size(block: *mut u8) -> usize {
         return size;
     }
     arena::huge_size(block).unwrap_or_else(|| not_ours("size of", block))
+}
+
+/// Returns how many bytes of `block` the program may use, as [`usable_size`] does. Returns 0 if the
+/// block's cache checks, and its handler of reports goes on after the report that no block in use
+/// begins there.
+///
+/// # Safety
+///
+/// The same as for [`usable_size`]. A cache that checks takes any address in its slabs.
+pub(crate) unsafe fn usable_size_checked(block: *mut u8) -> usize {
+    if !is_in_use(block) {
+        return 0;
+    }
+    // SAFETY: the caller owns `block`, which is null or came from this module.
+    unsafe { usable_size(block) }
+}
+
+/// Returns true if a block in use begins at `block`, or if it is in no cache that checks.
+/// Otherwise reports the fault.
+#[inline]
+pub(crate) fn is_in_use(block: *mut u8) -> bool {
+    let class = kmalloc::class_of_any(arena::entry(block as usize));
+    class.is_none_or(|class| kmalloc::is_in_use(block, class))
+}
+
+/// Whether a block stayed where it is because there was no memory for a smaller one. Such a block
+/// may be freed with a size that its class is too large for.
+static HAS_LARGER: AtomicBool = AtomicBool::new(false);
+
+/// Notes that a block stays where it is, although it is used for fewer bytes than its class is for.
+pub(crate) fn note_larger() {
+    HAS_LARGER.store(true, Relaxed);
+}
+
+/// Returns true if `block` may have been allocated for `size` bytes at a multiple of `align`, or if
+/// no cache checks. Otherwise reports the fault. Does nothing for addresses that are no blocks.
+#[inline(always)]
+pub(crate) fn fits(block: *mut u8, size: usize, align: usize) -> bool {
+    !kmalloc::any_checks() || fits_checked(block, size, align)
+}
+
+#[cold]
+#[inline(never)]
+fn fits_checked(block: *mut u8, size: usize, align: usize) -> bool {
+    let entry = arena::entry(block as usize);
+    if let Some(class) = kmalloc::class_of_any(entry) {
+        let size = match HAS_LARGER.load(Relaxed) {
+            true => size.max(kmalloc::size_of_class(class) / 2),
+            false => size,
+        };
+        return kmalloc::fits(block, class, size, align.max(ALIGN));
+    }
+    let is_run = entry == LARGE && (block as usize).is_multiple_of(GRANULE);
+    let room = match NonNull::new(block).filter(|_| is_run) {
+        // SAFETY: only the first granule of a run that is one block has the entry `LARGE`, so a run
+        // begins at the block.
+        Some(start) => Some(unsafe { arena::run_size(start) }),
+        None => arena::huge_size(block),
+    };
+    if room.is_some_and(|room| size > room) {
+        pinfold::abort(format_args!(
+            "free {block:p} with a size of {size} bytes: the block has {} bytes",
+            room.unwrap_or(0)
+        ));
+    }
+    true
 }
 
 /// Runs `f` and restores errno afterwards.

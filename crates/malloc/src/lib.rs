@@ -71,6 +71,13 @@ pub mod inlined {
         crate::heap::alloc(size)
     }
 
+    /// Returns true if `block` may have been allocated for `size` bytes at a multiple of `align`,
+    /// or if the process is neither hardened nor debugged. Otherwise reports the fault.
+    #[inline(always)]
+    pub fn fits(block: *mut u8, size: usize, align: usize) -> bool {
+        crate::heap::fits(block, size, align)
+    }
+
     /// Frees like [`pinfold_free`](crate::c::pinfold_free).
     ///
     /// # Safety

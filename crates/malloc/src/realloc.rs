@@ -1,9 +1,9 @@
 //! `realloc`: keeps a block where it is, resizes a run in place, moves pages, or copies.
 
-use crate::heap::{ALIGN, alloc_aligned, free, set_errno, usable_size};
+use crate::heap::{ALIGN, alloc_aligned, free, is_in_use, note_larger, set_errno, usable_size};
 use crate::{count, profiled};
 use core::alloc::Layout;
-use core::ptr::NonNull;
+use core::ptr::{NonNull, null_mut};
 use pinfold::arena::{self, GRANULE, HUGE, LARGE};
 use pinfold::slab;
 use pinfold::slab::kmalloc::{self, CLASSES, MAX_CLASS_SIZE};
@@ -19,6 +19,10 @@ const MIN_MOVED: usize = 2 << 20;
 ///
 /// `block` came from this module, is not null and was not freed.
 pub(crate) unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
+    if !is_in_use(block) {
+        set_errno(libc::ENOMEM);
+        return null_mut();
+    }
     if count::active() {
         count::reallocated();
         // SAFETY: the caller passes on what it promises.
@@ -54,6 +58,9 @@ unsafe fn realloc_any(block: *mut u8, size: usize) -> *mut u8 {
 ///
 /// `block` came from this module for `layout`, and was not freed.
 pub(crate) unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+    if !is_in_use(block) {
+        return null_mut();
+    }
     if count::active() {
         count::reallocated();
         // SAFETY: the caller passes on what it promises.
@@ -155,6 +162,7 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
     };
     if moved.is_null() && size <= room {
         set_errno(errno);
+        note_larger();
         // SAFETY: the block has not moved, and has room for `size` bytes.
         return unsafe { keep(block, size) };
     }

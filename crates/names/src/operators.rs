@@ -18,8 +18,8 @@
 //! `DIRECT` says that the program has not replaced `malloc`, `free`, `aligned_alloc` or a form of
 //! `new` that throws. Then `new` and `delete` use their inlined fast paths.
 //!
-//! A `delete` ignores the size, because finding the class by the block's address takes fewer
-//! instructions.
+//! A `delete` frees without the size, because finding the class by the block's address takes fewer
+//! instructions. Hardened and debugged processes check the size first.
 //!
 //! `libpinfold.so` exports all forms. `libpinfold.a` leaves the `nothrow` forms of `new` to the C++
 //! runtime, and has weak symbols for the other forms, so that a program may define some itself.
@@ -386,6 +386,34 @@ pub unsafe extern "C-unwind" fn delete_aligned(block: Block, _align: usize) {
     unsafe { delete(block) };
 }
 
+/// Defines sized operators, which check the size and call the operator without it.
+macro_rules! sized {
+    ($($what:literal $name:ident(block, size $(, $align:ident)?) = $to:ident by $by:expr;)*) => {$(
+        #[doc = concat!("Is `operator ", $what, "`.")]
+        ///
+        /// # Safety
+        ///
+        /// `block` is null or came from the `operator new` that belongs to this form, and is not
+        /// used any more.
+        pub unsafe extern "C-unwind" fn $name(block: Block, size: usize $(, $align: usize)?) {
+            if inlined::fits(block.cast(), size, $by) {
+                // SAFETY: the caller passes ownership of a block from the `operator new` that
+                // belongs to this form, as the called form requires.
+                unsafe { (used().$to)(block $(, $align)?) }
+            }
+        }
+    )*};
+}
+
+sized! {
+    "delete(block, size)" delete_sized(block, size) = delete by 16;
+    "delete[](block, size)" delete_array_sized(block, size) = delete_array by 16;
+    "delete(block, size, align)"
+        delete_sized_aligned(block, size, align) = delete_aligned by align;
+    "delete[](block, size, align)" delete_array_sized_aligned(block, size, align)
+        = delete_array_aligned by align;
+}
+
 /// Defines operators that call another operator through the table.
 macro_rules! forwarded {
     ($($what:literal $name:ident($($arg:ident: $type:ty),*) = $to:ident($($passed:ident),*);)*) => {$(
@@ -405,18 +433,11 @@ macro_rules! forwarded {
 
 forwarded! {
     "delete[](block)" delete_array(block: Block) = delete(block);
-    "delete(block, size)" delete_sized(block: Block, _size: usize) = delete(block);
-    "delete[](block, size)" delete_array_sized(block: Block, _size: usize) = delete_array(block);
     "delete(block, std::nothrow)" delete_nothrow(block: Block, _tag: *const c_void) = delete(block);
     "delete[](block, std::nothrow)"
         delete_array_nothrow(block: Block, _tag: *const c_void) = delete_array(block);
     "delete[](block, align)"
         delete_array_aligned(block: Block, align: usize) = delete_aligned(block, align);
-    "delete(block, size, align)" delete_sized_aligned(block: Block, _size: usize, align: usize)
-        = delete_aligned(block, align);
-    "delete[](block, size, align)"
-        delete_array_sized_aligned(block: Block, _size: usize, align: usize)
-        = delete_array_aligned(block, align);
     "delete(block, align, std::nothrow)"
         delete_aligned_nothrow(block: Block, align: usize, _tag: *const c_void)
         = delete_aligned(block, align);

@@ -87,31 +87,32 @@ pub unsafe extern "C" fn pinfold_reallocarray(
     unsafe { pinfold_realloc(block, bytes) }
 }
 
-/// Frees `block` (`free_sized` of C23), like [`pinfold_free`]. Ignores the size, because finding
-/// the class by the address takes fewer instructions.
+/// Frees `block` (`free_sized` of C23), like [`pinfold_free`]. Hardened and debugged processes
+/// report a size for which the block cannot have been allocated. Others ignore the size, because
+/// finding the class by the address takes fewer instructions.
 ///
 /// # Safety
 ///
 /// `block` is null or came from this API, was not freed, and is not used after the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_free_sized(block: *mut c_void, _size: usize) {
-    // SAFETY: the caller passes ownership of `block`, which is null or came from this API.
-    unsafe { pinfold_free(block) };
+pub unsafe extern "C" fn pinfold_free_sized(block: *mut c_void, size: usize) {
+    if heap::fits(block.cast(), size, heap::ALIGN) {
+        // SAFETY: the caller passes ownership of `block`, which is null or came from this API.
+        unsafe { pinfold_free(block) };
+    }
 }
 
-/// Frees `block` (`free_aligned_sized` of C23), like [`pinfold_free`]. Ignores alignment and size.
+/// Frees `block` (`free_aligned_sized` of C23), like [`pinfold_free_sized`].
 ///
 /// # Safety
 ///
 /// `block` is null or came from this API, was not freed, and is not used after the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_free_aligned_sized(
-    block: *mut c_void,
-    _align: usize,
-    _size: usize,
-) {
-    // SAFETY: the caller passes ownership of `block`, which is null or came from this API.
-    unsafe { pinfold_free(block) };
+pub unsafe extern "C" fn pinfold_free_aligned_sized(block: *mut c_void, align: usize, size: usize) {
+    if heap::fits(block.cast(), size, align) {
+        // SAFETY: the caller passes ownership of `block`, which is null or came from this API.
+        unsafe { pinfold_free(block) };
+    }
 }
 
 /// Allocates a block of `size` bytes at a multiple of `align` (`aligned_alloc`). Fails with EINVAL
@@ -192,7 +193,7 @@ pub extern "C" fn pinfold_pvalloc(size: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_malloc_usable_size(block: *mut c_void) -> usize {
     // SAFETY: the caller owns `block`, which is null or came from this API.
-    unsafe { heap::usable_size(block.cast()) }
+    unsafe { heap::usable_size_checked(block.cast()) }
 }
 
 /// Gives all free memory back to the system (`malloc_trim`), including the free blocks that each

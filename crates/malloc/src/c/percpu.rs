@@ -3,6 +3,7 @@
 //! A C variable is a Rust variable in memory of the caller, which is zero at first.
 
 use super::support::{answer, failed};
+use crate::heap;
 use core::ffi::{c_int, c_void};
 use pinfold::percpu::{Node, PerCpu, PerCpuList, PerCpuPair};
 
@@ -83,9 +84,13 @@ pub unsafe extern "C" fn pinfold_percpu_try_cmpxchg(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_for_each_cpu(
     this: *const PerCpu<u64>,
-    each: extern "C" fn(c_int, u64, *mut c_void),
+    each: Option<extern "C" fn(c_int, u64, *mut c_void)>,
     context: *mut c_void,
 ) {
+    let Some(each) = each else {
+        heap::set_errno(libc::EINVAL);
+        return;
+    };
     // SAFETY: the caller promises a variable.
     let word = unsafe { &*this };
     // An index is less than 8192.
@@ -141,10 +146,13 @@ pub unsafe extern "C" fn pinfold_percpu_list_pop(this: *const PerCpuList<()>) ->
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_list_take_all(
     this: *const PerCpuList<()>,
-    each: extern "C" fn(*mut Node<()>, *mut c_void),
+    each: Option<extern "C" fn(*mut Node<()>, *mut c_void)>,
     context: *mut c_void,
     count: *mut usize,
 ) -> c_int {
+    let Some(each) = each else {
+        return failed(libc::EINVAL);
+    };
     let mut taken = 0;
     // SAFETY: the caller promises a list.
     let done = unsafe { &*this }.take_all(|node| {
@@ -221,9 +229,13 @@ pub unsafe extern "C" fn pinfold_percpu_pair_cmpxchg(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_pair_for_each_cpu(
     this: *const PerCpuPair<u64, u64>,
-    each: extern "C" fn(c_int, u64, u64, *mut c_void),
+    each: Option<extern "C" fn(c_int, u64, u64, *mut c_void)>,
     context: *mut c_void,
 ) {
+    let Some(each) = each else {
+        heap::set_errno(libc::EINVAL);
+        return;
+    };
     // SAFETY: the caller promises a pair.
     let pair = unsafe { &*this };
     // An index is less than 8192.

@@ -116,7 +116,7 @@ pub unsafe extern "C" fn pinfold_percpu_array_try_cmpxchg(
 }
 
 /// Calls `each` with each CPU's number, or -1 for the copy that CPUs without memory share, and the
-/// element there. Returns -1 with EINVAL if there is no such element.
+/// element there. Returns -1 with EINVAL if there is no such element, or if `each` is null.
 ///
 /// # Safety
 ///
@@ -125,11 +125,12 @@ pub unsafe extern "C" fn pinfold_percpu_array_try_cmpxchg(
 pub unsafe extern "C" fn pinfold_percpu_array_for_each_cpu(
     this: *const Array,
     at: usize,
-    each: extern "C" fn(c_int, u64, *mut c_void),
+    each: Option<extern "C" fn(c_int, u64, *mut c_void)>,
     context: *mut c_void,
 ) -> c_int {
     // SAFETY: the caller promises an array.
-    let Some(element) = unsafe { &*this }.at(at) else {
+    let element = unsafe { &*this }.at(at);
+    let (Some(each), Some(element)) = (each, element) else {
         return failed(libc::EINVAL);
     };
     // An index is less than 8192.
@@ -195,9 +196,13 @@ pub unsafe extern "C" fn pinfold_percpu_ring_push(this: *const Ring, record: *co
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_ring_drain(
     this: *const Ring,
-    each: extern "C" fn(c_int, *const u64, *mut c_void),
+    each: Option<extern "C" fn(c_int, *const u64, *mut c_void)>,
     context: *mut c_void,
 ) -> usize {
+    let Some(each) = each else {
+        set_errno(libc::EINVAL);
+        return 0;
+    };
     // SAFETY: the caller promises a ring.
     let ring = unsafe { &*this };
     // An index is less than 8192.

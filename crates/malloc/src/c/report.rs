@@ -49,6 +49,8 @@ fn number_of(kind: Kind) -> (c_int, isize) {
         Kind::WrongCache => (5, 0),
         Kind::Leaked => (6, 0),
         Kind::Records(_) => (7, 0),
+        Kind::UsedAfterFree => (8, 0),
+        Kind::WrongSize(_) => (9, 0),
     }
 }
 

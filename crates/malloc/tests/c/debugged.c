@@ -85,6 +85,66 @@ static void inside(void)
 	free(hide(block + 16));
 }
 
+static void realloc_freed(void)
+{
+	char *block = session_new(100), *stale = hide(block);
+
+	free(block);
+	hide(realloc(stale, 100));
+}
+
+static void realloc_inside(void)
+{
+	char *block = session_new(300000);
+
+	hide(realloc(hide(block + 16), 300000));
+}
+
+static void size_of_freed(void)
+{
+	char *block = session_new(3000), *stale = hide(block);
+
+	free(block);
+	exit(malloc_usable_size(stale) > 0);
+}
+
+/* The weak declarations find no function in a program on another allocator. */
+extern void free_sized(void *block, size_t size) __attribute__((weak));
+extern void free_aligned_sized(void *block, size_t align, size_t size) __attribute__((weak));
+
+static void freed_as_larger(void)
+{
+	free_sized(session_new(100), 300);
+}
+
+static void freed_as_smaller(void)
+{
+	free_aligned_sized(hide(aligned_alloc(64, 4096)), 64, 100);
+}
+
+/* Every size that a good program may pass is accepted. */
+static void sizes_fine(void)
+{
+	for (size_t size = 0; size < 700000; size += size / 7 + 1) {
+		void *block = hide(malloc(size));
+		size_t usable = malloc_usable_size(block);
+
+		memset(block, 1, usable);
+		free_sized(block, usable);
+		free_sized(hide(malloc(size)), size);
+		free_sized(hide(calloc(1, size)), size);
+		free_sized(hide(realloc(hide(malloc(2 * size + 32)), size + 16)), size + 16);
+		free_sized(hide(realloc(hide(malloc(size + 1)), size + 900)), size + 900);
+		for (size_t align = 16; align <= 65536; align *= 4) {
+			free_aligned_sized(hide(aligned_alloc(align, size)), align, size);
+			block = hide(memalign(align, size));
+			free(hide(realloc(block, malloc_usable_size(block) / 2 + 1)));
+		}
+	}
+	free_sized(NULL, 5);
+	puts("fine");
+}
+
 static int filled(const unsigned char *block, size_t size)
 {
 	for (size_t n = 0; n < size; n++)
@@ -212,6 +272,22 @@ static const struct {
 	  { "cache kmalloc-00112: object written to after it was freed" } },
 	{ "inside", inside, HARDENED, { "cache kmalloc-00112: not the start of an object" } },
 	{ "no_fault", no_fault, HARDENED, { NULL } },
+	{ "realloc_freed", realloc_freed, DEBUG, { "cache kmalloc-00112: object used after it was freed" } },
+	{ "realloc_inside", realloc_inside, DEBUG, { "cache kmalloc-327680: not the start of an object" } },
+	{ "size_of_freed", size_of_freed, DEBUG, { "object used after it was freed" } },
+	{ "freed_as_larger", freed_as_larger, DEBUG,
+	  { "cache kmalloc-00112: object freed with a size that is not its own", "a size of 300 bytes" } },
+	{ "freed_as_smaller", freed_as_smaller, DEBUG,
+	  { "cache kmalloc-04096: object freed with a size that is not its own" } },
+	{ "sizes_fine", sizes_fine, DEBUG, { NULL } },
+	{ "realloc_freed", realloc_freed, HARDENED, { "cache kmalloc-00112: object used after it was freed" } },
+	{ "realloc_inside", realloc_inside, HARDENED, { "cache kmalloc-327680: not the start of an object" } },
+	{ "size_of_freed", size_of_freed, HARDENED, { "object used after it was freed" } },
+	{ "freed_as_larger", freed_as_larger, HARDENED,
+	  { "cache kmalloc-00112: object freed with a size that is not its own", "a size of 300 bytes" } },
+	{ "freed_as_smaller", freed_as_smaller, HARDENED,
+	  { "cache kmalloc-04096: object freed with a size that is not its own" } },
+	{ "sizes_fine", sizes_fine, HARDENED, { NULL } },
 };
 #define FAULTS (sizeof(faults) / sizeof(*faults))
 

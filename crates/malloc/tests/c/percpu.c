@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 #include "pinfold.h"
+#include <errno.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -113,12 +114,51 @@ static void lists(void)
 	CHECK(pinfold_percpu_list_pop(&list) == NULL);
 }
 
+static void add_one(struct pinfold_percpu_node *node, void *count)
+{
+	(void)node;
+	++*(size_t *)count;
+}
+
+/* A callback that is NULL is an error, and takes no item. */
+static void nulls(void)
+{
+	struct pinfold_percpu_array array;
+	struct pinfold_percpu_ring ring;
+	struct pinfold_percpu_pair pair = { 0 };
+	struct pinfold_percpu_node item = { 0 };
+	uint64_t record = 7;
+	size_t count = 0;
+
+	errno = 0;
+	pinfold_percpu_for_each_cpu(&word, NULL, NULL);
+	CHECK(errno == EINVAL);
+	errno = 0;
+	pinfold_percpu_pair_for_each_cpu(&pair, NULL, NULL);
+	CHECK(errno == EINVAL);
+	CHECK(pinfold_percpu_array_init(&array, 4) == 0);
+	errno = 0;
+	CHECK(pinfold_percpu_array_for_each_cpu(&array, 1, NULL, NULL) == -1 && errno == EINVAL);
+	pinfold_percpu_array_destroy(&array);
+	CHECK(pinfold_percpu_ring_init(&ring, 1, 8) == 0);
+	CHECK(pinfold_percpu_ring_push(&ring, &record) == 0);
+	errno = 0;
+	CHECK(pinfold_percpu_ring_drain(&ring, NULL, NULL) == 0 && errno == EINVAL);
+	pinfold_percpu_ring_destroy(&ring);
+	pinfold_percpu_list_push(&list, &item);
+	errno = 0;
+	CHECK(pinfold_percpu_list_take_all(&list, NULL, NULL, &count) == -1 && errno == EINVAL);
+	CHECK(count == 0);
+	CHECK(pinfold_percpu_list_take_all(&list, add_one, &count, NULL) == 0 && count == 1);
+}
+
 int main(void)
 {
 	uint64_t sum = 0;
 
 	operations();
 	lists();
+	nulls();
 	pinfold_percpu_for_each_cpu(&turns, add_up, &sum);
 	CHECK(sum > 0 && sum == pinfold_percpu_sum(&turns));
 	pinfold_percpu_destroy(&word);

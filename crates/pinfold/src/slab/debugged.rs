@@ -101,6 +101,32 @@ impl Descriptor {
         raise(&self.report(slot_layout, fault));
     }
 
+    /// Reports that the program used `object`, an address in a slab of this cache, in a wrong way.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn tell_debugged(&self, slot_layout: &SlotLayout, object: *mut u8, kind: Kind) {
+        let nth = self.number_of(slot_layout, object);
+        let slot = slot_layout.slot_of(object);
+        let (position, tracks) = match nth {
+            // SAFETY: `number_of` found that an object of this cache begins here. A report may show
+            // tracks that another thread is changing.
+            Some(nth) => unsafe {
+                let start = slab_of(slot).start().cast_const();
+                let in_use = kind != Kind::UsedAfterFree;
+                ((start, nth, in_use), slot_layout.tracks(slot))
+            },
+            None => ((core::ptr::null(), 0, true), [Track::NOBODY; 2]),
+        };
+        let fault = Fault {
+            kind,
+            slot: if nth.is_some() { slot } else { object },
+            position,
+            bytes: None,
+            tracks,
+        };
+        self.tell(slot_layout, &fault);
+    }
+
     /// Returns the node of the slab of `object`. If no object of this cache begins at that address,
     /// reports a fault and returns `None`.
     #[inline(never)]
@@ -128,7 +154,7 @@ impl Descriptor {
 
     /// Returns the number, in its slab, of the object that begins at the address `object`. Returns
     /// `None` if no object begins there. The address lies in a slab of this cache.
-    fn number_of(&self, slot_layout: &SlotLayout, object: *mut u8) -> Option<usize> {
+    pub(super) fn number_of(&self, slot_layout: &SlotLayout, object: *mut u8) -> Option<usize> {
         // SAFETY: the caller found in the page map that the address lies in a slab of this cache.
         let start = unsafe { slab_of(object).start() };
         let offset = (object as usize).checked_sub(start as usize + slot_layout.left)?;

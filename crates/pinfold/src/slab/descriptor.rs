@@ -160,6 +160,11 @@ impl core::error::Error for CacheError {}
 static REGISTRY: [AtomicPtr<Descriptor>; MAX_CACHES] =
     [const { AtomicPtr::new(null_mut()) }; MAX_CACHES];
 
+/// Whether the cache of a size class checks its blocks.
+// `near!` needs it.
+#[used]
+pub(super) static CLASSES_CHECK: AtomicBool = AtomicBool::new(false);
+
 /// The count of numbers from the smallest one to the largest one that was ever used.
 static USED: AtomicUsize = AtomicUsize::new(1);
 
@@ -273,6 +278,9 @@ impl Descriptor {
         let nodes = Node::make_all()?;
         let memory = arena::alloc_metadata(Layout::new::<Descriptor>())?;
         let objects = Objects::new(id, name, layout, options.treatment);
+        if id.any_class().is_some() && objects.checks() {
+            CLASSES_CHECK.store(true, Relaxed);
+        }
         let (size, has_sheaves) = (objects.geometry.size, objects.slot_layout.is_none());
         let cache = memory.cast::<Descriptor>().as_ptr();
         // SAFETY: `alloc_metadata` gave memory of this layout to this thread alone.

@@ -30,6 +30,7 @@ use super::descriptor::{Descriptor, by_entry};
 use super::key::{Hardening, shuffle};
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use super::sheaf_units::{self, load};
+use super::slabs::Slab;
 use crate::arena::{self, NodeRequest};
 use crate::cache_units::{HELD, SHEAF_UNITS, SPARE};
 use crate::segment::SlabEvent;
@@ -86,6 +87,82 @@ impl Descriptor {
             // SAFETY: the caller passes ownership of `object` if it is an object in use.
             // `free_debugged` reports any other address.
             unsafe { self.free_debugged(slot_layout, object) };
+        }
+    }
+
+    /// Returns why the caller cannot be using an object at `object`, an address in a slab of this
+    /// cache. Returns `None` if an object in use begins there, or if the cache does not check.
+    fn misuse(&self, object: *mut u8) -> Option<Kind> {
+        let is_free = match (&self.hardening, &self.slot_layout) {
+            (Some(hardening), _) => match self.objection(object) {
+                Some(Kind::DoubleFree) => true,
+                None => {
+                    // SAFETY: `objection` found that an object of this cache begins here.
+                    unsafe { hardening.is_armed(object) || Slab::is_free_now(self, object) }
+                }
+                other => return other,
+            },
+            (None, Some(slot_layout)) => {
+                if self.number_of(slot_layout, object).is_none() {
+                    return Some(Kind::NotAnObject);
+                }
+                // SAFETY: `number_of` found that an object of this cache begins here.
+                unsafe { Slab::is_free_now(self, slot_layout.slot_of(object)) }
+            }
+            (None, None) => false,
+        };
+        is_free.then_some(Kind::UsedAfterFree)
+    }
+
+    /// Returns true if an object in use begins at `object`, an address in a slab of this cache, or
+    /// if the cache does not check. Otherwise reports the fault.
+    pub(super) fn is_in_use(&self, object: *mut u8) -> bool {
+        if !self.checks() {
+            return true;
+        }
+        match self.misuse(object) {
+            None => true,
+            Some(kind) => {
+                self.tell_misuse(object, kind);
+                false
+            }
+        }
+    }
+
+    /// Returns true if an object in use that begins at `object` may have been allocated for `size`
+    /// bytes at a multiple of `align`. Otherwise reports the fault. An address at which no object
+    /// in use begins is left to the free, which reports it. `is_smaller` tells whether objects of
+    /// `size` bytes come from a cache of smaller objects.
+    pub(super) fn fits(
+        &self,
+        object: *mut u8,
+        (size, align): (usize, usize),
+        is_smaller: bool,
+    ) -> bool {
+        if !self.checks() || self.misuse(object).is_some() {
+            return true;
+        }
+        // SAFETY: `misuse` found that an object in use of this cache begins here.
+        let asked = unsafe { self.requested(object) };
+        let fits = match asked.filter(|&asked| asked < self.object) {
+            // Aligned `new` rounds the size up, as `aligned_alloc` demands.
+            Some(asked) => size == asked || size.checked_next_multiple_of(align) == Some(asked),
+            // A block that was shrunk to no less than half may have stayed in its place.
+            None => size <= self.object && !(is_smaller && size < self.object / 2),
+        };
+        if !fits {
+            self.tell_misuse(object, Kind::WrongSize(size));
+        }
+        fits
+    }
+
+    /// Reports what the caller did with `object`, an address in a slab of this cache.
+    #[cold]
+    #[inline(never)]
+    fn tell_misuse(&self, object: *mut u8, kind: Kind) {
+        match &self.slot_layout {
+            None => self.accuse(object, kind, None),
+            Some(slot_layout) => self.tell_debugged(slot_layout, object, kind),
         }
     }
 

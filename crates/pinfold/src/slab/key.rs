@@ -343,6 +343,18 @@ impl Hardening {
         }
     }
 
+    /// Returns whether an object has its key, because it is free.
+    ///
+    /// # Safety
+    ///
+    /// The object is of this hardened cache, and no other thread uses it.
+    pub(super) unsafe fn is_armed(&self, object: *mut u8) -> bool {
+        // SAFETY: the key lies in the object, and the caller promises that no other thread uses the
+        // object.
+        let word = unsafe { *self.word(object) };
+        has_mark(word) && is_key(object, word)
+    }
+
     /// Zeroes an object that was freed, and gives it its key. Returns false and does nothing if the
     /// object has its key already, because then it is free.
     ///

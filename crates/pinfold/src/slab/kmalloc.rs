@@ -31,6 +31,10 @@
 //! sampled block from others, and the fast path of `free` does not know its class. Only
 //! [`class_of_any`] and the functions that say so know the twins.
 
+mod checked;
+
+pub use checked::{any_checks, fits, is_in_use, requested, set_requested};
+
 use super::descriptor::{Descriptor, by_entry, by_id, of_class};
 use super::fork;
 use super::slabs::Slab;
@@ -372,30 +376,6 @@ extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
         Some(slot_layout) => cache.alloc_debugged_here(slot_layout, size),
         None => cache.alloc_slow(),
     })
-}
-
-/// Returns how many bytes were asked for when a block of class `class`, or of a twin, was
-/// allocated. Returns `None` if its cache is not debugged.
-///
-/// # Safety
-///
-/// The caller owns the block, which is of that class.
-pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
-    // SAFETY: the caller promises that it owns the block, which is of this class.
-    of_class(class).and_then(|cache| unsafe { cache.requested(block) })
-}
-
-/// Records that a block of class `class`, or of a twin, is used for `size` bytes from now on, so
-/// that the red zone begins behind them. Does nothing if its cache is not debugged.
-///
-/// # Safety
-///
-/// The caller owns the block, which is of that class.
-pub unsafe fn set_requested(block: *mut u8, class: usize, size: usize) {
-    if let Some(cache) = of_class(class) {
-        // SAFETY: the caller promises that it owns the block, which is of this class.
-        unsafe { cache.set_requested(block, size) };
-    }
 }
 
 /// Frees a block of class `class`, or of a twin. Costs one critical section on the common path.

@@ -197,7 +197,10 @@ impl Objects {
     #[cold]
     #[inline(never)]
     pub(super) fn accuse(&self, object: *mut u8, kind: Kind, other: Option<&str>) {
-        let free = matches!(kind, Kind::DoubleFree | Kind::WrittenAfterFree);
+        let free = matches!(
+            kind,
+            Kind::DoubleFree | Kind::WrittenAfterFree | Kind::UsedAfterFree
+        );
         raise(&Report {
             kind,
             cache: self.name(),

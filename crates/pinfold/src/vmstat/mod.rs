@@ -305,7 +305,8 @@ impl<I: Item> VmStat<I> {
     fn one_of(counters: &[PercpuCounter], zone: usize, item: usize) -> Option<&PercpuCounter> {
         let zones = counters.len().checked_div(I::NAMES.len()).unwrap_or(0);
         // The zone exists, so the index does not overflow.
-        (zone < zones).then(|| counters.get(zone * I::NAMES.len() + item))?
+        let exists = zone < zones && item < I::NAMES.len();
+        exists.then(|| counters.get(zone * I::NAMES.len() + item))?
     }
 
     /// Returns the counters of an item, one for each zone.
@@ -313,14 +314,17 @@ impl<I: Item> VmStat<I> {
         self.of_nth(item.index())
     }
 
-    /// Returns the counters of item number `nth`, one for each zone.
+    /// Returns the counters of item number `nth`, one for each zone, or none if the item has no
+    /// name.
     pub(crate) fn of_nth(&self, nth: usize) -> impl Iterator<Item = &PercpuCounter> {
-        let counters = self.counters().iter();
-        counters.skip(nth).step_by(I::NAMES.len())
+        let names = I::NAMES.len();
+        let known = if nth < names { self.counters() } else { &[] };
+        known.iter().skip(nth).step_by(names.max(1))
     }
 
     /// Returns an item's approximate total over all zones, off by at most
-    /// [`error_bound`](Self::error_bound). A few loads for each zone.
+    /// [`error_bound`](Self::error_bound). A few loads for each zone. All reads return 0 for an
+    /// item whose number has no name.
     pub fn read(&self, item: I) -> i64 {
         self.of(item)
             .fold(0, |sum, zone| sum.wrapping_add(zone.read()))

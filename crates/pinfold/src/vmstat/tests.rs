@@ -151,3 +151,41 @@ fn thresholds_of_watched_counts_fall_when_cpus_go_offline() {
     drop(stat);
     shepherd.tick();
 }
+
+/// Items whose number has no name read as 0, as the documentation of `read` says.
+#[test]
+fn reads_of_items_without_a_name_are_zero() {
+    #[derive(Clone, Copy, Debug)]
+    struct Nameless(usize);
+    impl Item for Nameless {
+        const NAMES: &'static [&'static str] = &[];
+        fn index(self) -> usize {
+            self.0
+        }
+    }
+    #[derive(Clone, Copy, Debug)]
+    struct Foreign(usize);
+    impl Item for Foreign {
+        const NAMES: &'static [&'static str] = &["one", "two"];
+        fn index(self) -> usize {
+            self.0
+        }
+    }
+    let (none, zone): (VmStat<Nameless>, _) = (VmStat::new(), Zone::normal(0));
+    none.init();
+    assert_eq!((none.read(Nameless(0)), none.snapshot(Nameless(1))), (0, 0));
+    assert_eq!((none.read_zone(zone, Nameless(0)), none.zones()), (0, 0));
+    let two: VmStat<Foreign> = VmStat::new();
+    for at in 0..2 {
+        two.add(Zone::huge(0), Foreign(at), 5);
+        two.add(zone, Foreign(at), 5);
+    }
+    for at in 2..6 {
+        assert_eq!(
+            (two.read(Foreign(at)), two.error_bound(Foreign(at))),
+            (0, 0)
+        );
+        assert_eq!(two.read_zone(zone, Foreign(at)), 0);
+        assert_eq!(two.snapshot_zone(zone, Foreign(at)), 0);
+    }
+}

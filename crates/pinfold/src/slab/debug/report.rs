@@ -31,6 +31,10 @@ pub enum Kind {
     Overwritten(Found),
     /// A free object was freed.
     DoubleFree,
+    /// A free object was passed to a function that takes objects in use.
+    UsedAfterFree,
+    /// An object was freed with this size, for which it cannot have been allocated.
+    WrongSize(usize),
     /// A free object of a hardened cache was written to.
     WrittenAfterFree,
     /// An address at which no object begins was freed.
@@ -53,6 +57,10 @@ impl fmt::Display for Kind {
                 Part::Padding => "padding overwritten",
             },
             Kind::DoubleFree => "object freed twice",
+            Kind::UsedAfterFree => {
+                "object used after it was freed, by realloc or malloc_usable_size"
+            }
+            Kind::WrongSize(_) => "object freed with a size that is not its own",
             Kind::WrittenAfterFree => "object written to after it was freed",
             Kind::NotAnObject => "not the start of an object",
             Kind::WrongCache => "object of another cache",
@@ -122,6 +130,9 @@ impl fmt::Display for Report<'_> {
                 "  at offset {}: {:#04x} instead of {:#04x}, {} wrong in all",
                 found.offset, found.found, found.expected, found.wrong
             )?;
+        }
+        if let Kind::WrongSize(size) = self.kind {
+            writeln!(f, "  freed with a size of {size} bytes")?;
         }
         if let Some((from, bytes)) = self.bytes {
             write!(f, "  {from:p}:")?;
