@@ -146,9 +146,9 @@ int pinfold_heap_start(uint64_t interval);
 int pinfold_heap_stop(void);
 
 /*
- * Writes the heap profile to a file for `pinfold heap dump FILE`. Replaces the file. Allocates
- * nothing. Returns 0, or -1 and sets errno: ENODATA if there was never a profile, or why the system
- * refuses the file.
+ * Writes the heap profile to a file for `pinfold heap dump FILE`. Replaces a regular file of this
+ * user, and refuses links, FIFOs, devices and other users' files. Allocates nothing. Returns 0, or
+ * -1 and sets errno: ENODATA if there was never a profile, or why the system refuses the file.
  */
 int pinfold_heap_write(const char *path);
 

@@ -82,7 +82,9 @@ pub fn totals() -> Totals {
 /// Writes the profile to a file for `pinfold heap`: the samples so far, and the process's mappings.
 ///
 /// Allocates nothing. Returns false if there was never a profile, or if the system refuses to write
-/// the file; errno says why. Replaces an existing file.
+/// the file; errno says why. Replaces an existing regular file of this user once the new one is
+/// whole. Refuses anything else at that path: a symbolic link, a FIFO, a device, another user's
+/// file.
 ///
 /// ```
 /// use pinfold_malloc::heap_profile;
@@ -139,36 +141,82 @@ mod dump {
         }
     }
 
+    /// Writes the profile to a new file beside `path`, and gives the file this name once it is
+    /// whole. Another user who can write to the folder could have put a symbolic link, a FIFO or a
+    /// file of their own there: this function writes to none of these, and waits for no reader.
     pub(super) fn write(path: &CStr) -> bool {
-        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_TRUNC | libc::O_CLOEXEC;
-        // SAFETY: the path is a C string.
-        let file = unsafe { libc::open(path.as_ptr(), flags, 0o600) };
+        const SUFFIX: &[u8] = b".new\0";
+        let mut beside = [0u8; PATH + SUFFIX.len()];
+        let name = path.to_bytes();
+        if name.len() > PATH {
+            heap::set_errno(libc::ENAMETOOLONG);
+            return false;
+        }
+        beside[..name.len()].copy_from_slice(name);
+        beside[name.len()..name.len() + SUFFIX.len()].copy_from_slice(SUFFIX);
+        let beside = beside.as_ptr().cast();
+        if !may_replace(path) {
+            return false;
+        }
+        // Removes what a killed process has left. O_EXCL below refuses what cannot be removed.
+        // SAFETY: the name is a C string.
+        heap::keep_errno(|| unsafe { libc::unlink(beside) });
+        let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
+        // SAFETY: the name is a C string.
+        let file = unsafe { libc::open(beside, flags | libc::O_NOFOLLOW, 0o600) };
         if file < 0 {
             return false;
         }
+        // SAFETY: both names are C strings.
+        let done = fill(file) && unsafe { libc::rename(beside, path.as_ptr()) == 0 };
+        if !done {
+            // SAFETY: the name is a C string.
+            heap::keep_errno(|| unsafe { libc::unlink(beside) });
+        }
+        done
+    }
+
+    /// Returns whether there is nothing at `path`, or a regular file of this user's. Otherwise sets
+    /// errno: ELOOP for a symbolic link, EINVAL for another file that is not regular, and EPERM
+    /// for a file of another user.
+    fn may_replace(path: &CStr) -> bool {
+        // SAFETY: a `stat` of zeroes is valid.
+        let mut found: libc::stat = unsafe { core::mem::zeroed() };
+        // SAFETY: the path is a C string, and `found` is writable.
+        if unsafe { libc::lstat(path.as_ptr(), &raw mut found) } != 0 {
+            // SAFETY: errno is the calling thread's own.
+            return unsafe { *libc::__errno_location() } == libc::ENOENT;
+        }
+        // SAFETY: `geteuid` has no preconditions.
+        let own = unsafe { libc::geteuid() };
+        let errno = match found.st_mode & libc::S_IFMT {
+            libc::S_IFREG if found.st_uid == own => return true,
+            libc::S_IFREG => libc::EPERM,
+            libc::S_IFLNK => libc::ELOOP,
+            _ => libc::EINVAL,
+        };
+        heap::set_errno(errno);
+        false
+    }
+
+    /// Writes the profile and the mappings to `file`, and closes it.
+    fn fill(file: i32) -> bool {
         let is_written = profile::bytes().is_some_and(|(bytes, used)| {
             // SAFETY: the bytes stay mapped.
             unsafe { write_all(file, bytes) && write_used(file, used) }
         });
         let is_whole = is_written && copy_mappings(file);
-        if !is_whole {
-            // A part of a profile would be taken for a whole one.
-            // SAFETY: this function has opened the file.
-            heap::keep_errno(|| unsafe { libc::ftruncate(file, 0) });
-        }
-        // SAFETY: this function has opened the file.
+        // SAFETY: the caller has opened the file for this function.
         unsafe { libc::close(file) == 0 && is_whole }
     }
 
     /// Writes how many records the file has: threads may have begun more since they were copied.
-    /// Nothing can be written over in a pipe.
     fn write_used(file: i32, used: u32) -> bool {
         let at = core::mem::offset_of!(profile::Head, used) as libc::off_t;
         let size = size_of::<u32>();
         // SAFETY: the pointer is to a word of this size.
         let done = unsafe { libc::pwrite(file, (&raw const used).cast(), size, at) };
-        // SAFETY: errno is the calling thread's own.
-        done == size as isize || unsafe { *libc::__errno_location() } == libc::ESPIPE
+        done == size as isize
     }
 
     /// Appends the process's mappings: the places of the program's code.

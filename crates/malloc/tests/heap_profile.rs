@@ -326,3 +326,36 @@ fn the_environment_starts_a_profile_and_names_its_file() {
     assert!(std::fs::metadata(file).unwrap().len() > 4096);
     std::fs::remove_dir_all(folder).unwrap();
 }
+
+/// Other users may put links and FIFOs where a profile is written: their targets stay as they are,
+/// and no write waits for a reader.
+#[test]
+fn planted_files_are_refused_and_stay_as_they_are() {
+    use std::os::unix::ffi::OsStrExt;
+    let _profile = Profile::start(1 << 20);
+    let folder = std::env::temp_dir().join(format!("planted-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let c = |path: &std::path::Path| std::ffi::CString::new(path.as_os_str().as_bytes()).unwrap();
+    let errno = || std::io::Error::last_os_error().raw_os_error();
+    let (victim, link, fifo) = (
+        folder.join("victim"),
+        folder.join("link"),
+        folder.join("fifo"),
+    );
+    std::fs::write(&victim, "precious").unwrap();
+    std::os::unix::fs::symlink(&victim, &link).unwrap();
+    // SAFETY: the path is a C string.
+    assert_eq!(unsafe { libc::mkfifo(c(&fifo).as_ptr(), 0o600) }, 0);
+    assert!(!heap_profile::write(&c(&link)));
+    assert_eq!(errno(), Some(libc::ELOOP));
+    assert!(!heap_profile::write(&c(&fifo)));
+    assert_eq!(errno(), Some(libc::EINVAL));
+    // What lies where the new file is written is removed, not followed.
+    std::os::unix::fs::symlink(&victim, folder.join("own.new")).unwrap();
+    let own = folder.join("own");
+    assert!(heap_profile::write(&c(&own)) && heap_profile::write(&c(&own)));
+    assert!(std::fs::metadata(&own).unwrap().len() > 4096);
+    assert_eq!(std::fs::read(&victim).unwrap(), b"precious");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 4);
+    std::fs::remove_dir_all(&folder).unwrap();
+}
