@@ -1,13 +1,12 @@
-//! The statistics segment that `pinfold run` reads: a file that another process wrote.
+//! The statistics segment, which another process wrote: as the commands about running processes read
+//! it, and as `pinfold run` does.
 #![no_main]
 
+use command::fuzzing::Snapshot;
+use command::fuzzing::statistics;
 use libfuzzer_sys::fuzz_target;
 use std::fs;
 use std::sync::LazyLock;
-
-#[path = "../../crates/cli/src/run/statistics.rs"]
-#[allow(dead_code, reason = "the target uses a part")]
-mod statistics;
 
 static DIRECTORY: LazyLock<statistics::Directory> = LazyLock::new(|| {
     extern "C" fn remove() {
@@ -19,6 +18,13 @@ static DIRECTORY: LazyLock<statistics::Directory> = LazyLock::new(|| {
 });
 
 fuzz_target!(|data: &[u8]| {
+    if let Ok(snapshot) = Snapshot::parse(data) {
+        let _ = (snapshot.used(), snapshot.dirty());
+        let _ = snapshot.of_caches(|cache| cache.total() | cache.slow());
+        for cache in &snapshot.caches {
+            let _ = (snapshot.class_of(cache), cache.in_barns(), cache.out());
+        }
+    }
     fs::write(DIRECTORY.path().join("7.0"), data).expect("room");
     let Some(process) = DIRECTORY.read(7).main else {
         return;

@@ -8,6 +8,8 @@ mod doctor;
 mod figures;
 #[allow(dead_code, unused_imports, reason = "not every reader uses it yet")]
 mod foreign;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod heap;
 mod jitter;
 mod live;

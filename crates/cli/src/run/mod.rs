@@ -7,7 +7,7 @@ mod placement;
 mod program;
 mod report;
 mod signals;
-mod statistics;
+pub mod statistics;
 
 use crate::figures;
 use anyhow::{Context, Result, bail};

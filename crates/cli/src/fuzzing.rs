@@ -1,0 +1,5 @@
+//! What the fuzz targets in `fuzz/` call. They compile the command as a library.
+
+pub use crate::foreign::{Mapping, Process, open_mapped};
+pub use crate::live::Snapshot;
+pub use crate::run::statistics;
