@@ -42,6 +42,9 @@ enum Command {
     Serve(live::serve::Args),
     Trim(live::control::TrimArgs),
     Set(live::control::SetArgs),
+    /// Name functions: used by this command itself
+    #[command(hide = true)]
+    NameFunctions,
 }
 
 fn main() -> ExitCode {
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Serve(args) => live::serve::main(args),
         Command::Trim(args) => live::control::trim(args),
         Command::Set(args) => live::control::set(args),
+        Command::NameFunctions => heap::child_main(),
     };
     outcome.unwrap_or_else(|error| {
         figures::note(format_args!("{error:#}"));

@@ -1,5 +1,6 @@
 //! The list of a process's mappings, `/proc/PID/maps`.
 
+use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 
@@ -11,7 +12,7 @@ const MAX_LINE: usize = 20_000;
 const MAX_BYTES: u64 = 64 << 20;
 
 /// A mapping.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mapping {
     pub start: u64,
     pub end: u64,

@@ -86,6 +86,18 @@ pub fn regular(
     open_found(found.as_fd())
 }
 
+/// Opens the regular file at a path that another process chose, below the folder `root`. Follows no
+/// link.
+pub fn open_beneath(root: BorrowedFd<'_>, path: &Path) -> Result<File, Unopened> {
+    open_found(find_beneath(root, path)?.as_fd())
+}
+
+/// Opens the regular file at a path that no other process chose. Follows links.
+pub fn open_regular(path: &Path) -> Result<File, Unopened> {
+    let flags = OFlags::PATH | OFlags::CLOEXEC;
+    open_found(openat(CWD, path, flags, Mode::empty())?.as_fd())
+}
+
 /// Finds what a path leads to, and does not open it.
 fn find(at: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;

@@ -1,6 +1,7 @@
 //! `pinfold heap`: which call stacks hold a process's memory.
 
 mod flame;
+mod naming;
 mod pprof;
 mod raw;
 mod report;
@@ -9,14 +10,19 @@ mod symbols;
 use crate::figures;
 use crate::live::{Ask, name};
 use anyhow::{Context, Result, bail};
+use naming::Subject;
+pub use naming::{PATIENCE, child_main};
 use pinfold::segment::{Code, HEAP_START, HEAP_STOP};
 use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_malloc::settings::parse_heap_interval;
 use raw::Raw;
 use report::What;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 use symbols::Profile;
 
 /// Show which call stacks hold a process's memory, by a sample of its allocations
@@ -140,23 +146,38 @@ fn stop(args: &StopArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The most bytes of a file with a profile.
+const MOST_BYTES: u64 = 256 << 20;
+
 /// Reads a file of a process, or one that this command wrote.
 fn read_file(path: &Path) -> Result<Profile> {
-    let named = || path.display().to_string();
-    let bytes = fs::read(path).with_context(|| {
+    let cannot_read = || {
         format!(
             "cannot read {}; give a file of `pinfold heap dump -o`, or one that a process left",
-            named()
+            path.display()
         )
-    })?;
-    if bytes.starts_with(&[0x1f, 0x8b]) {
-        return pprof::decode(&bytes).with_context(named);
+    };
+    let file = File::open(path).with_context(cannot_read)?;
+    profile_in(&file).with_context(cannot_read)
+}
+
+/// Reads the profile in a file that is open.
+fn profile_in(file: &File) -> Result<Profile> {
+    let mut bytes = Vec::new();
+    file.take(MOST_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST_BYTES {
+        bail!("it is larger than any heap profile");
     }
-    let mut raw = Raw::parse(&bytes).with_context(named)?;
-    if let Ok(written) = fs::metadata(path).and_then(|file| file.modified()) {
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        return pprof::decode(&bytes);
+    }
+    let about = file.metadata()?;
+    let (uid, gid) = (about.uid(), about.gid());
+    let mut raw = Raw::parse(&bytes, Subject::File { uid, gid })?;
+    if let Ok(written) = about.modified() {
         raw.time_ns = raw::nanoseconds(written);
     }
-    Ok(Profile::of(&raw))
+    Ok(Profile::of(&raw, PATIENCE))
 }
 
 /// Subtracts the profile in a file. Says what makes the difference hard to understand.
@@ -182,14 +203,15 @@ fn subtract(profile: &mut Profile, path: &Path) -> Result<()> {
 
 fn read(from: &str) -> Result<Profile> {
     match from.parse::<u32>() {
-        Ok(pid) if pid > 0 => Ok(Profile::of(&Raw::of_process(pid)?)),
+        Ok(pid) if pid > 0 => Ok(Profile::of(&Raw::of_process(pid)?, PATIENCE)),
         _ => read_file(Path::new(from)),
     }
 }
 
-/// Returns the profile of a running process in the format of pprof.
-pub fn pprof_of_process(pid: u32) -> Result<Vec<u8>> {
-    pprof::encode(&Profile::of(&Raw::of_process(pid)?))
+/// Returns the profile of a running process in the format of pprof. Finding names takes `patience`
+/// at most. What has no name until then keeps its address.
+pub fn pprof_of_process(pid: u32, patience: Duration) -> Result<Vec<u8>> {
+    pprof::encode(&Profile::of(&Raw::of_process(pid)?, patience))
 }
 
 /// Returns what a program that has ended left in use, by call stack, from the file that it wrote.

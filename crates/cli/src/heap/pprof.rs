@@ -269,10 +269,15 @@ pub fn decode(bytes: &[u8]) -> Result<Profile> {
         .iter()
         .map(|function| (function.id, function))
         .collect();
-    let mapping_ids: Vec<u64> = proto.mapping.iter().map(|mapping| mapping.id).collect();
+    let mapping_ids: HashMap<u64, usize> = proto
+        .mapping
+        .iter()
+        .enumerate()
+        .map(|(nth, mapping)| (mapping.id, nth))
+        .collect();
     let locations = proto.location.iter().map(|location| Location {
         address: location.address,
-        mapping: mapping_ids.iter().position(|&id| id == location.mapping_id),
+        mapping: mapping_ids.get(&location.mapping_id).copied(),
         lines: location
             .line
             .iter()
@@ -322,6 +327,7 @@ pub fn decode(bytes: &[u8]) -> Result<Profile> {
         dropped,
         time_ns: proto.time_nanos,
         older: None,
+        notes: Vec::new(),
         interval: proto.period.max(1) as u64,
         stacks: stacks.collect(),
         locations: locations.collect(),

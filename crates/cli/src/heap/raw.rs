@@ -2,6 +2,7 @@
 //!
 //! The bytes may hold anything: a process can be killed while it writes its file.
 
+use super::naming::Subject;
 use crate::foreign::{Mapping, Process};
 use crate::live::{Source, Unreadable, memory_file};
 use anyhow::{Context, Result, bail};
@@ -38,9 +39,8 @@ pub struct Raw {
     pub rows: Vec<Row>,
     /// The process's executable mappings of files, by their addresses. None overlaps another.
     pub mappings: Vec<Mapping>,
-    /// When the process was started, in ticks since the system's start. `None` if the profile is a
-    /// file that a process has left.
-    pub started: Option<u64>,
+    /// Whose files the mappings are of: this user's, if nothing else is known.
+    pub subject: Subject,
     /// When it was read, in nanoseconds since the epoch.
     pub time_ns: i64,
 }
@@ -82,7 +82,10 @@ impl Raw {
         raw.pid = pid;
         raw.program = observed.name().unwrap_or(program);
         raw.mappings = mappings;
-        raw.started = Some(observed.started());
+        raw.subject = Subject::Process {
+            pid,
+            started: observed.started(),
+        };
         Ok(raw)
     }
 
@@ -117,7 +120,7 @@ impl Raw {
             dropped: word(bytes, offset_of!(Head, dropped)).unwrap_or(0),
             rows,
             mappings,
-            started: None,
+            subject: Subject::own_file(),
             time_ns: nanoseconds(SystemTime::now()),
         };
         Ok(raw)

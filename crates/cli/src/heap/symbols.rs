@@ -1,14 +1,13 @@
 //! A heap profile with the names of functions.
 
+use super::naming::{self, Names};
 use super::raw::{Raw, Row, mapping_of};
-use blazesym::helper::read_elf_build_id;
-use blazesym::symbolize::source::{Elf, Source};
-use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer};
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
+use std::time::Duration;
 
 /// A part of a file that the process has mapped.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mapping {
     pub start: u64,
     pub end: u64,
@@ -92,6 +91,8 @@ pub struct Profile {
     pub time_ns: i64,
     /// The profile that was subtracted: its title, its samples in use, and all its samples.
     pub older: Option<(String, u64, u64)>,
+    /// Why functions have no names, for people.
+    pub notes: Vec<String>,
     pub mappings: Vec<Mapping>,
     pub locations: Vec<Location>,
     pub stacks: Vec<Stack>,
@@ -145,41 +146,34 @@ fn is_own(location: &Location, mappings: &[Mapping]) -> bool {
         || (!location.lines.is_empty() && functions.all(is_entry))
 }
 
-fn mapping(raw: &crate::foreign::Mapping) -> Mapping {
-    let path = String::from_utf8_lossy(&raw.path);
-    Mapping {
-        start: raw.start,
-        end: raw.end,
-        offset: raw.offset,
-        path: path.trim_end_matches(" (deleted)").to_owned(),
-        build_id: String::new(),
+/// Returns the functions of an address, innermost first.
+fn lines(names: &Names) -> Vec<Line> {
+    let line = |function: &str, file: &str, line: u32| Line {
+        // The debug information may know the line, and only the symbol table the function.
+        function: if function.is_empty() {
+            &names.symbol
+        } else {
+            function
+        }
+        .to_owned(),
+        file: file.to_owned(),
+        line: i64::from(line),
+    };
+    let frames = names.frames.iter();
+    let mut lines: Vec<Line> = frames
+        .map(|frame| line(&frame.function, &frame.file, frame.line))
+        .collect();
+    if lines.is_empty() {
+        lines.push(line("", "", 0));
     }
-}
-
-fn line_of(code: Option<&CodeInfo<'_>>, function: &str) -> Line {
-    Line {
-        function: function.to_owned(),
-        file: code.map_or_else(String::new, |code| code.to_path().display().to_string()),
-        line: code.and_then(|code| code.line).map_or(0, i64::from),
-    }
-}
-
-/// Returns the functions of a symbol, innermost first.
-fn lines(symbol: &Sym<'_>) -> Vec<Line> {
-    // The symbol's own line is that of the outermost function. Each inlined function has the line
-    // of the next inner one.
-    let mut lines = vec![line_of(symbol.code_info.as_deref(), &symbol.name)];
-    for inlined in &symbol.inlined {
-        lines.push(line_of(inlined.code_info.as_ref(), &inlined.name));
-    }
-    lines.reverse();
+    lines.retain(|line| !line.function.is_empty());
     lines
 }
 
 impl Profile {
-    /// Finds the names for a profile's addresses.
-    pub fn of(raw: &Raw) -> Profile {
-        let mut mappings = raw.mappings.iter().map(mapping).collect::<Vec<_>>();
+    /// Finds the names for a profile's addresses, before `patience` has passed. Addresses whose
+    /// names are not found stay without.
+    pub fn of(raw: &Raw, patience: Duration) -> Profile {
         let mut addresses: Vec<u64> = raw
             .rows
             .iter()
@@ -197,14 +191,30 @@ impl Profile {
                 symbol: String::new(),
             })
             .collect();
-        let symbolizer = Symbolizer::new();
-        let root = match raw.started {
-            Some(_) => PathBuf::from(format!("/proc/{}/root", raw.pid)),
-            None => PathBuf::from("/"),
-        };
-        for (nth, mapping) in mappings.iter_mut().enumerate() {
-            name_all(&symbolizer, mapping, nth, &root, &mut locations);
+        let places = (0..).zip(&locations).filter_map(|(number, location)| {
+            let nth = location.mapping?;
+            let mapping = &raw.mappings[nth];
+            let position = (location.address - mapping.start).wrapping_add(mapping.offset);
+            Some((number, nth, position))
+        });
+        let places: Vec<(u32, usize, u64)> = places.collect();
+        let found = naming::find(raw.subject, &raw.mappings, &places, patience);
+        for (&number, names) in &found.names {
+            let location = &mut locations[number as usize];
+            location.lines = lines(names);
+            location.symbol.clone_from(&names.symbol);
         }
+        let mappings = raw.mappings.iter().enumerate().map(|(nth, mapping)| {
+            let path = String::from_utf8_lossy(&mapping.path);
+            Mapping {
+                start: mapping.start,
+                end: mapping.end,
+                offset: mapping.offset,
+                path: path.trim_end_matches(" (deleted)").to_owned(),
+                build_id: found.build_ids.get(&nth).cloned().unwrap_or_default(),
+            }
+        });
+        let mappings: Vec<Mapping> = mappings.collect();
         let stacks = raw
             .rows
             .iter()
@@ -226,6 +236,7 @@ impl Profile {
             all_samples: raw.rows.iter().map(|row| row.samples).sum(),
             time_ns: raw.time_ns,
             older: None,
+            notes: found.notes,
             mappings,
             locations,
             stacks,
@@ -333,6 +344,7 @@ impl Profile {
         });
         self.locations.extend(old_locations);
         self.keep_used();
+        self.notes.extend(old.notes.iter().cloned());
         self.older = Some((old.title.clone(), old.samples, old.all_samples));
     }
 
@@ -351,63 +363,17 @@ impl Profile {
             });
         }
         let mut mappings: Vec<Mapping> = Vec::new();
+        let mut numbers: HashMap<&Mapping, usize> = HashMap::new();
         for location in &mut locations {
             location.mapping = location.mapping.map(|nth| {
                 let mapping = &self.mappings[nth];
-                let known = mappings.iter().position(|known| known == mapping);
-                known.unwrap_or_else(|| {
+                *numbers.entry(mapping).or_insert_with(|| {
                     mappings.push(mapping.clone());
                     mappings.len() - 1
                 })
             });
         }
         (self.locations, self.mappings) = (locations, mappings);
-    }
-}
-
-/// Names the locations in a mapping, and sets its build id. Leaves them without names if the file
-/// cannot be read.
-fn name_all(
-    symbolizer: &Symbolizer,
-    mapping: &mut Mapping,
-    nth: usize,
-    root: &Path,
-    locations: &mut [Location],
-) {
-    let mut inside: Vec<&mut Location> = locations
-        .iter_mut()
-        .filter(|location| location.mapping == Some(nth))
-        .collect();
-    if inside.is_empty() {
-        return;
-    }
-    let path: PathBuf = root.join(mapping.path.trim_start_matches('/'));
-    if let Ok(Some(id)) = read_elf_build_id(&path) {
-        mapping.build_id = id.iter().map(|byte| format!("{byte:02x}")).collect();
-    }
-    // A return address is behind its call, which may be the function's last instruction.
-    let offsets: Vec<u64> = inside
-        .iter()
-        .map(|location| (location.address - mapping.start + mapping.offset).wrapping_sub(1))
-        .collect();
-    let mut elf = Elf::new(&path);
-    let mut find = |debug_syms| {
-        elf.debug_syms = debug_syms;
-        let source = Source::Elf(elf.clone());
-        symbolizer.symbolize(&source, Input::FileOffset(&offsets))
-    };
-    // The symbol table first. Debug information may be missing, or compressed in a way that is not
-    // understood here.
-    for debug_syms in [false, true] {
-        let found = find(debug_syms).unwrap_or_default();
-        for (location, symbolized) in inside.iter_mut().zip(found) {
-            if let Symbolized::Sym(symbol) = symbolized {
-                location.lines = lines(&symbol);
-                if !debug_syms {
-                    location.symbol = symbol.name.into_owned();
-                }
-            }
-        }
     }
 }
 

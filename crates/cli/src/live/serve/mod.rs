@@ -227,7 +227,7 @@ impl Served {
             return Response::error(503, text);
         }
         let _turn = Turn(&self.is_naming);
-        match crate::heap::pprof_of_process(pid) {
+        match crate::heap::pprof_of_process(pid, crate::heap::PATIENCE) {
             Ok(bytes) => Response {
                 headers: "Content-Disposition: attachment; filename=heap.pb.gz\r\n",
                 ..Response::page("application/octet-stream", bytes)

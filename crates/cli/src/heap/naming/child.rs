@@ -1,0 +1,295 @@
+//! The process that names functions. Runs with the rights of the user whose program it is about,
+//! and with limits, because the files that it reads may be made to harm their reader.
+
+use super::elf::{self, Debug, Elf, Lines, Parsed, Symbols};
+use super::{Answer, Names, Request, Subject, Wanted};
+use crate::foreign::{Process, Unopened, open_beneath, open_mapped, open_regular};
+use anyhow::{Context, Result, bail};
+use rustix::fs::{Mode, OFlags, openat};
+use rustix::process::{
+    DumpableBehavior, Gid, Resource, Rlimit, Signal, Uid, getegid, geteuid, getrlimit,
+    set_dumpable_behavior, set_parent_process_death_signal, setrlimit,
+};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, set_capabilities, set_no_new_privs, set_thread_groups,
+    set_thread_res_gid, set_thread_res_uid,
+};
+use std::ffi::OsStr;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::process::ExitCode;
+
+/// Where packages put debug information.
+const DEBUG_FOLDERS: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
+
+/// The most memory. Names of the largest programs take some hundred MiB.
+const MOST_MEMORY: u64 = 3 << 30;
+
+/// How many files besides the mapped ones are open at once.
+const OTHER_FILES: u64 = 64;
+
+/// Reads the request from standard input, and answers on standard output.
+pub fn main() -> Result<ExitCode> {
+    let mut text = Vec::new();
+    io::stdin().read_to_end(&mut text)?;
+    let request: Request = serde_json::from_slice(&text)
+        .context("this subcommand is for the command's own use: run `pinfold heap dump` instead")?;
+    drop(text);
+    limit(request.seconds, request.files.len() as u64);
+    let process = match request.subject {
+        Subject::Process { pid, started } => {
+            let process = Process::open(pid)?;
+            if process.started() != started {
+                bail!("process {pid} has ended");
+            }
+            process
+        }
+        Subject::File { .. } => Process::own()?,
+    };
+    let root = openat(
+        process.folder(),
+        "root",
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    );
+    let root = root.ok();
+    let open = || -> Vec<_> {
+        let files = request.files.iter().map(|file| file.mapping.clone());
+        let files = files.map(|mut mapping| {
+            if let Subject::File { .. } = request.subject {
+                // The addresses are of a process that may have ended.
+                (mapping.start, mapping.end) = (0, 0);
+            }
+            open_mapped(&process, &mapping)
+        });
+        files.collect()
+    };
+    // The links to a process's mapped files are for root only. The places in a file that a process
+    // has left may be anything that its owner likes.
+    let opened = match request.subject {
+        Subject::Process { .. } => {
+            let status = process.status()?;
+            let owner = |field| status.number(field).and_then(|id| u32::try_from(id).ok());
+            let uid = owner("Uid:").context("process without a user")?;
+            let gid = owner("Gid:").context("process without a group")?;
+            let opened = open();
+            give_up_rights(uid, gid)?;
+            opened
+        }
+        Subject::File { uid, gid } => {
+            give_up_rights(uid, gid)?;
+            open()
+        }
+    };
+    answer(&request, opened, root)
+}
+
+/// Limits what this process may use.
+fn limit(seconds: u64, files: u64) {
+    // The memory of a machine with little of it is not this process's alone.
+    let ram = rustix::system::sysinfo();
+    let ram = (ram.totalram as u64).saturating_mul(u64::from(ram.mem_unit));
+    for (resource, most) in [
+        (Resource::As, MOST_MEMORY.min(ram / 2)),
+        (Resource::Cpu, seconds),
+        (Resource::Nofile, files + OTHER_FILES),
+        (Resource::Fsize, 0),
+        (Resource::Core, 0),
+    ] {
+        let hard = getrlimit(resource).maximum;
+        let most = Some(hard.map_or(most, |hard| hard.min(most)));
+        let _ = setrlimit(
+            resource,
+            Rlimit {
+                current: most,
+                maximum: most,
+            },
+        );
+    }
+}
+
+/// Takes the rights of this user instead of this process's own, as far as this process may, and
+/// gives up everything that only root may do.
+fn give_up_rights(uid: u32, gid: u32) -> Result<()> {
+    set_no_new_privs(true)?;
+    let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
+    let is_other = uid != geteuid() || gid != getegid();
+    // A user who may look at another user's process, but not become that user, reads by his own
+    // rights.
+    let may_change = set_thread_groups(&[]).is_ok();
+    if is_other && may_change {
+        set_thread_res_gid(gid, gid, gid)?;
+        set_thread_res_uid(uid, uid, uid)?;
+    }
+    let none = CapabilitySet::empty();
+    let none = CapabilitySets {
+        effective: none,
+        permitted: none,
+        inheritable: none,
+    };
+    set_capabilities(None, none)?;
+    // The user could otherwise trace this process, which has files open that only root may open.
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    Ok(())
+}
+
+/// Names all addresses: by the symbol tables first, because these are small. What is named when
+/// this process is ended stays named.
+fn answer(
+    request: &Request,
+    opened: Vec<Result<File, Unopened>>,
+    root: Option<OwnedFd>,
+) -> Result<ExitCode> {
+    let mut out = BufWriter::new(io::stdout());
+    let mut files = Vec::new();
+    for (nth, (wanted, opened)) in (0..).zip(request.files.iter().zip(opened)) {
+        match opened {
+            Ok(file) => files.push((nth, wanted, Elf::new(file))),
+            Err(why) => send(&mut out, &Answer::Unopened(nth, why.to_string()))?,
+        }
+    }
+    let debug_of = |wanted: &Wanted| Places {
+        root: root.as_ref(),
+        folder: PathBuf::from(OsStr::from_bytes(&wanted.mapping.path))
+            .parent()
+            .map(Path::to_path_buf),
+    };
+    for (nth, wanted, elf) in &files {
+        let Some(file) = elf.parse() else {
+            let why = "it is no program or library".to_owned();
+            send(&mut out, &Answer::Unopened(*nth, why))?;
+            continue;
+        };
+        send(&mut out, &Answer::BuildId(*nth, elf::build_id(&file)))?;
+        let separate = elf::separate(&file, &debug_of(wanted));
+        let separate = separate.as_ref().and_then(Elf::parse).map(Symbols::of);
+        let places = addresses(&file, wanted);
+        let symbols = Symbols::of(file);
+        for (number, address) in places {
+            let name = |symbols: &Symbols<'_>| symbols.name(address);
+            let name = separate.as_ref().and_then(name).or_else(|| name(&symbols));
+            if let Some(name) = name {
+                let names = Names {
+                    symbol: elf::demangled(&name),
+                    frames: Vec::new(),
+                };
+                send(&mut out, &Answer::Names(number, names))?;
+            }
+        }
+        out.flush()?;
+    }
+    for (_, wanted, elf) in &files {
+        name_lines(&mut out, wanted, elf, &debug_of(wanted))?;
+        out.flush()?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Names the addresses of a file by its debug information.
+fn name_lines(out: &mut impl Write, wanted: &Wanted, elf: &Elf, debug: &Places<'_>) -> Result<()> {
+    let Some(file) = elf.parse() else {
+        return Ok(());
+    };
+    let separate = elf::separate(&file, debug);
+    let with_lines = match separate.as_ref().and_then(Elf::parse) {
+        Some(separate) => separate,
+        None => match elf.parse() {
+            Some(file) => file,
+            None => return Ok(()),
+        },
+    };
+    let sections = elf::sections(&with_lines);
+    let shared = elf::shared(&with_lines, debug);
+    let shared = shared.as_ref().and_then(Elf::parse);
+    let shared = shared.as_ref().map(elf::sections);
+    let Some(lines) = Lines::of(&with_lines, &sections, shared.as_ref()) else {
+        return Ok(());
+    };
+    for (number, address) in addresses(&file, wanted) {
+        let mut frames = lines.frames(address);
+        if frames.is_empty() {
+            continue;
+        }
+        for frame in &mut frames {
+            frame.function = elf::demangled(&frame.function);
+        }
+        let names = Names {
+            symbol: String::new(),
+            frames,
+        };
+        send(out, &Answer::Names(number, names))?;
+    }
+    Ok(())
+}
+
+/// Returns the numbers of a file's addresses, and where each is in the file's own addresses.
+fn addresses(file: &Parsed<'_>, wanted: &Wanted) -> Vec<(u32, u64)> {
+    let places = wanted.places.iter();
+    let converted = places.filter_map(|&(number, position)| {
+        // A return address is behind its call, which may be the function's last instruction.
+        Some((number, elf::address(file, position.checked_sub(1)?)?))
+    });
+    converted.collect()
+}
+
+fn send(out: &mut impl Write, answer: &Answer) -> Result<()> {
+    serde_json::to_writer(&mut *out, answer)?;
+    out.write_all(b"\n")?;
+    Ok(())
+}
+
+/// Finds files with debug information: in the system's folders, and beside the file itself.
+struct Places<'r> {
+    /// The process's root folder.
+    root: Option<&'r OwnedFd>,
+    /// The folder of the file, in the process's root.
+    folder: Option<PathBuf>,
+}
+
+impl Debug for Places<'_> {
+    fn by_build_id(&self, id: &[u8]) -> Option<File> {
+        let (first, rest) = id.split_first()?;
+        (rest.len() >= 7 && rest.len() < 64).then_some(())?;
+        let mut name = format!(".build-id/{first:02x}/");
+        for byte in rest {
+            let _ = write!(name, "{byte:02x}");
+        }
+        name += ".debug";
+        let mut files = DEBUG_FOLDERS
+            .iter()
+            .map(|folder| open_regular(&Path::new(folder).join(&name)));
+        files.find_map(Result::ok)
+    }
+
+    fn by_name(&self, name: &[u8]) -> Vec<File> {
+        let name = Path::new(OsStr::from_bytes(name));
+        let is_plain = |path: &Path| {
+            path.components()
+                .all(|part| matches!(part, Component::RootDir | Component::Normal(_)))
+        };
+        let one_name = name.components().count() == 1 && !name.is_absolute();
+        let Some(folder) = self.folder.as_deref() else {
+            return Vec::new();
+        };
+        if !one_name || !is_plain(name) || !is_plain(folder) {
+            return Vec::new();
+        }
+        let mut files = Vec::new();
+        if let Some(root) = self.root {
+            for beside in [folder.join(name), folder.join(".debug").join(name)] {
+                files.extend(open_beneath(root.as_fd(), &beside));
+            }
+        }
+        let inner = folder.strip_prefix("/").unwrap_or(folder);
+        for debug in DEBUG_FOLDERS.map(Path::new) {
+            files.extend(open_regular(&debug.join(inner).join(name)));
+            files.extend(open_regular(&debug.join(name)));
+        }
+        files
+    }
+}
