@@ -1,6 +1,7 @@
 //! `pinfold doctor`: what this machine offers, and what that means for Pinfold. With a process id:
 //! what is good and bad for that process.
 
+use crate::figures::{self, Lines};
 use anyhow::Result;
 use pinfold::arena;
 use pinfold::topology::{NodeId, Topology};
@@ -8,7 +9,6 @@ use pinfold_malloc::settings::{MEMORY_LIMIT, RSEQ, THP};
 use pinfold_rseq::{Backend, Index, Missing, abi};
 use serde::Serialize;
 use std::fs;
-use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -61,18 +61,20 @@ struct Verdicts {
 impl Verdicts {
     fn text(&self) -> String {
         let problems = self.verdicts.iter().filter(|v| v.problem).count();
-        let head = format!(
-            "process {} ({}): {problems} of {} checks found a problem\n",
+        let mut lines = Lines::default();
+        lines.add(format_args!(
+            "process {} ({}): {problems} of {} checks found a problem",
             self.pid,
             self.program,
             self.verdicts.len()
-        );
-        let lines = self.verdicts.iter().map(|verdict| {
+        ));
+        for verdict in &self.verdicts {
             let word = if verdict.problem { "problem" } else { "ok" };
             let (name, found, advice) = (verdict.name, &verdict.found, &verdict.advice);
-            format!("{name:<16}{word:<9}{found}\n{:<25}{advice}\n", "")
-        });
-        head + &lines.collect::<String>()
+            lines.add(format_args!("{name:<16}{word:<9}{found}"));
+            lines.add(format_args!("{:<25}{advice}", ""));
+        }
+        lines.to_string()
     }
 }
 
@@ -84,7 +86,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         } else {
             verdicts.text()
         };
-        crate::figures::print(&text)?;
+        figures::print(&text)?;
         return Ok(ExitCode::SUCCESS);
     }
     let root = &args.root;
@@ -119,20 +121,17 @@ pub fn main(args: Args) -> Result<ExitCode> {
     } else {
         checks.iter().map(Check::lines).collect()
     };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // A reader that closes the pipe early is no error.
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(ExitCode::SUCCESS),
-    }
+    figures::print(&text)?;
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Check {
     fn lines(&self) -> String {
         let verdict = if self.ok { "yes" } else { "no" };
-        format!(
-            "{:<16}{verdict:<5}{}\n{:<21}{}\n",
-            self.name, self.found, "", self.follows
-        )
+        let mut lines = Lines::default();
+        lines.add(format_args!("{:<16}{verdict:<5}{}", self.name, self.found));
+        lines.add(format_args!("{:<21}{}", "", self.follows));
+        lines.to_string()
     }
 }
 

@@ -4,16 +4,19 @@
 mod json;
 mod machine;
 mod number;
+mod output;
 mod plot;
 mod progress;
 mod sheet;
 mod table;
+mod text;
 
 pub use json::json;
 pub use machine::Machine;
 pub use number::rounds;
-use plot::cannot_write;
-pub use plot::{Bars, Panels, Plot, Series, check_writable};
+pub use output::{check_writable, write};
+pub use plot::{Bars, Panels, Plot, Series};
 pub use progress::{Progress, can_move_cursor};
 pub use sheet::Sheet;
-pub use table::{Table, note, print, print_more};
+pub use table::{Table, note, print, print_more, report};
+pub use text::{Lines, escaped};

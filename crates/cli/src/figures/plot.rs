@@ -1,15 +1,13 @@
 //! Plots: lines and bars as SVG. Text stays text, so that drawing needs no fonts.
 
 use super::number::label;
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{AsRangedCoord, ValueFormatter};
 use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use std::fs::{self, OpenOptions};
 use std::ops::Range;
-use std::path::Path;
 
 const SIZE: (u32, u32) = (1010, 540);
 /// How much wider a picture with two plots side by side is.
@@ -79,27 +77,6 @@ pub struct Bars<'a> {
     pub keys: Vec<String>,
     /// The bars of each group.
     pub series: Vec<Series>,
-}
-
-/// Fails if `file` cannot be written, so that the user learns this before hours of measuring.
-/// Leaves the file system unchanged.
-pub fn check_writable(file: &Path) -> Result<()> {
-    let made = OpenOptions::new().write(true).create_new(true).open(file);
-    match made {
-        Ok(_) => fs::remove_file(file),
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
-            OpenOptions::new().write(true).open(file).map(drop)
-        }
-        Err(error) => Err(error),
-    }
-    .with_context(|| cannot_write(file))
-}
-
-pub(super) fn cannot_write(file: &Path) -> String {
-    format!(
-        "cannot write the plot to {}; give a file in a folder that you may write to",
-        file.display()
-    )
 }
 
 impl Plot<'_> {
@@ -377,19 +354,5 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn checking_that_a_file_is_writable_leaves_it_unchanged() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("x.svg");
-        check_writable(&file).unwrap();
-        assert!(!file.exists());
-        fs::write(&file, "old").unwrap();
-        check_writable(&file).unwrap();
-        assert_eq!(fs::read_to_string(&file).unwrap(), "old");
-        let missing = folder.path().join("none/x.svg");
-        let error = format!("{:#}", check_writable(&missing).unwrap_err());
-        assert!(error.contains(missing.to_str().unwrap()), "{error}");
     }
 }

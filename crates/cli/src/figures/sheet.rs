@@ -1,9 +1,8 @@
 //! The results of one measurement, in all forms that the command can write.
 
-use super::print;
-use anyhow::{Context, Result, bail};
+use super::{print, write};
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
-use std::fs;
 use std::path::Path;
 
 /// The results of one measurement.
@@ -34,7 +33,7 @@ impl Sheet {
             return Ok(());
         };
         match &self.picture {
-            Ok(picture) => fs::write(file, picture).with_context(|| super::cannot_write(file)),
+            Ok(picture) => write("the plot", file, picture.as_bytes()),
             Err(why) => bail!("cannot draw {}: {why}", file.display()),
         }
     }

@@ -1,5 +1,6 @@
 //! Results for people.
 
+use super::text::{escaped, escaped_lines};
 use anyhow::Result;
 use std::fmt;
 use std::io::Write;
@@ -27,9 +28,10 @@ impl Table {
         }
     }
 
-    /// Adds a row.
+    /// Adds a row. What a cell holds cannot end the row.
     pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(cells.into());
+        self.rows
+            .push(cells.map(|cell| escaped(&cell).into_owned()).into());
     }
 
     /// Returns the heading and the rows.
@@ -61,24 +63,32 @@ impl fmt::Display for Table {
     }
 }
 
-/// Writes to standard output. A reader that closes the pipe early is no error.
+/// Writes to standard output, with control characters escaped. A reader that closes the pipe early
+/// is no error.
 pub fn print(text: &str) -> Result<()> {
     print_more(text).map(drop)
 }
 
-/// Writes to standard output. Returns false if the reader has closed the pipe.
+/// Writes to standard output, with control characters escaped. Returns false if the reader has
+/// closed the pipe.
 pub fn print_more(text: &str) -> Result<bool> {
-    match std::io::stdout().write_all(text.as_bytes()) {
+    match std::io::stdout().write_all(escaped_lines(text).as_bytes()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Writes a line to standard error, behind the command's name. If nobody can read it, nothing
-/// happens.
+/// Writes a line to standard error, behind the command's name, with control characters escaped. If
+/// nobody can read it, nothing happens.
 pub fn note(text: impl fmt::Display) {
-    let _ = writeln!(std::io::stderr(), "pinfold: {text}");
+    report(&format!("pinfold: {text}\n"));
+}
+
+/// Writes to standard error, with control characters escaped. If nobody can read it, nothing
+/// happens.
+pub fn report(text: &str) {
+    let _ = std::io::stderr().write_all(escaped_lines(text).as_bytes());
 }
 
 #[cfg(test)]

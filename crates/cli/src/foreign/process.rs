@@ -169,11 +169,11 @@ impl Process {
         Ok(Fields(self.read(name, MAX_TEXT)?))
     }
 
-    /// Returns the name of the process's program, with unprintable characters escaped.
+    /// Returns the name of the process's program.
     pub fn name(&self) -> io::Result<String> {
         let name = self.read("comm", MAX_TEXT)?;
         let name = name.strip_suffix(b"\n").unwrap_or(&name);
-        Ok(String::from_utf8_lossy(name).escape_debug().to_string())
+        Ok(String::from_utf8_lossy(name).into_owned())
     }
 
     /// Returns the number that the process has in its own PID namespace.

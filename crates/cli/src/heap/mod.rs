@@ -17,7 +17,7 @@ use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_malloc::settings::parse_heap_interval;
 use raw::Raw;
 use report::What;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -69,11 +69,12 @@ struct DumpArgs {
     #[arg(value_name = "PID|FILE")]
     from: String,
 
-    /// Write the profile for `go tool pprof` and its relatives, as a gzip'd protocol buffer
+    /// Write the profile for `go tool pprof` and its relatives, as a gzip'd protocol buffer; `-` is
+    /// standard output
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Draw a flame graph as an SVG file
+    /// Draw a flame graph as an SVG file; `-` is standard output
     #[arg(long, value_name = "FILE")]
     flame: Option<PathBuf>,
 
@@ -124,7 +125,7 @@ fn start(args: &StartArgs) -> Result<ExitCode> {
     }
     figures::print(&format!(
         "{} (process {pid}) takes a sample for each {} that it allocates, on average\n",
-        name(pid),
+        figures::escaped(&name(pid)),
         report::bytes(args.interval as f64)
     ))?;
     Ok(ExitCode::SUCCESS)
@@ -141,7 +142,7 @@ fn stop(args: &StopArgs) -> Result<ExitCode> {
     }
     figures::print(&format!(
         "{} (process {pid}) samples no more; `pinfold heap dump {pid}` shows what it sampled\n",
-        name(pid)
+        figures::escaped(&name(pid))
     ))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -173,7 +174,8 @@ fn profile_in(file: &File) -> Result<Profile> {
     }
     let about = file.metadata()?;
     let (uid, gid) = (about.uid(), about.gid());
-    let mut raw = Raw::parse(&bytes, Subject::File { uid, gid })?;
+    let mut raw = Raw::parse(&bytes)?;
+    raw.subject = Subject::File { uid, gid };
     if let Ok(written) = about.modified() {
         raw.time_ns = raw::nanoseconds(written);
     }
@@ -183,8 +185,11 @@ fn profile_in(file: &File) -> Result<Profile> {
 /// Subtracts the profile in a file. Says what makes the difference hard to understand.
 fn subtract(profile: &mut Profile, path: &Path) -> Result<()> {
     let old = read_file(path)?;
-    let (path, programs) = (path.display(), [old.program(), profile.program()]);
-    if let [one, other] = programs
+    let (path, programs) = (
+        path.display(),
+        [&old, profile].map(|of| figures::escaped(of.program())),
+    );
+    if let [one, other] = &programs
         && one != other
         && programs.iter().all(|name| !name.is_empty())
     {
@@ -226,13 +231,17 @@ fn dump(args: &DumpArgs) -> Result<ExitCode> {
     if let Some(old) = &args.diff {
         subtract(&mut profile, old)?;
     }
+    if args.output.is_some() || args.flame.is_some() {
+        // The files have no place for them.
+        profile.notes.iter().for_each(figures::note);
+    }
     let what = match args.alloc {
         true => What::Allocated,
         false => What::InUse,
     };
     if let Some(path) = &args.output {
         let bytes = pprof::encode(&profile)?;
-        fs::write(path, bytes).with_context(|| flame::cannot_write(path))?;
+        figures::write("the profile", path, &bytes)?;
     }
     if let Some(path) = &args.flame {
         flame::draw(&profile, what, path)?;

@@ -1,7 +1,7 @@
 //! A heap profile for people: the functions and call stacks that hold the most memory.
 
 use super::symbols::{Profile, Stack, Values, by_key};
-use crate::figures::Table;
+use crate::figures::{Lines, Table};
 use pinfold_malloc::heap_profile::DEFAULT_INTERVAL;
 use std::collections::HashSet;
 
@@ -73,7 +73,8 @@ pub fn summary(profile: &Profile, what: What) -> String {
         one if one == "1" => "1 block".to_owned(),
         more => format!("{more} blocks"),
     };
-    let mut text = match &profile.older {
+    let mut lines = Lines::default();
+    lines.add(match &profile.older {
         None => format!(
             "{}: {} {}, in about {blocks}",
             profile.title,
@@ -87,16 +88,16 @@ pub fn summary(profile: &Profile, what: What) -> String {
             bytes(all),
             what.word(),
         ),
-    };
+    });
     if let Some((_, old_in_use, old_all)) = &profile.older {
         let old = match what {
             What::InUse => old_in_use,
             What::Allocated => old_all,
         };
-        text += &format!(
-            "\nestimated from {samples} and {old} samples, lately one in {}",
+        lines.add(format_args!(
+            "estimated from {samples} and {old} samples, lately one in {}",
             bytes(profile.interval as f64)
-        );
+        ));
     } else if samples > 0 {
         // The estimate is a sum of independent samples of about equal weight.
         let deviation = 100.0 / (samples as f64).sqrt();
@@ -105,28 +106,38 @@ pub fn summary(profile: &Profile, what: What) -> String {
             true => "at least about",
             false => "about",
         };
-        text += &format!(
-            "\nestimated from {samples} samples, lately one in {}; standard deviation {about} {deviation:.0} %",
+        lines.add(format_args!(
+            "estimated from {samples} samples, lately one in {}; standard deviation {about} {deviation:.0} %",
             bytes(profile.interval as f64)
-        );
+        ));
+    } else if profile.all_samples > 0 {
+        lines.add(format_args!(
+            "all sampled blocks were freed: {} samples were taken; --alloc shows them",
+            profile.all_samples
+        ));
     } else {
-        text += "\nno samples yet; blocks from before the start are not known, and a smaller --interval \
-                 takes more samples";
+        lines.add(
+            "no samples yet; blocks from before the start are not known, and a smaller --interval \
+             takes more samples",
+        );
     }
     if profile.dropped > 0 {
-        text += &format!(
-            "\n{} samples were dropped, because a table was full or the stack could not be walked",
+        lines.add(format_args!(
+            "{} samples were dropped, because a table was full or the stack could not be walked",
             profile.dropped
-        );
+        ));
     }
     let nameless = profile.nameless();
     if nameless > 0 {
-        text += &format!(
-            "\n{nameless} of {} addresses have no function's name",
+        lines.add(format_args!(
+            "{nameless} of {} addresses have no function's name",
             profile.locations.len()
-        );
+        ));
     }
-    text + "\n"
+    for note in &profile.notes {
+        lines.add(note);
+    }
+    lines.to_string()
 }
 
 /// Lists the functions, those that allocate the most first.
@@ -199,28 +210,28 @@ pub fn largest(profile: &Profile, what: What, most: usize) -> Vec<&Stack> {
 
 /// Lists the call stacks that allocate the most.
 pub fn stacks(profile: &Profile, what: What, most: usize) -> String {
-    let mut text = String::new();
+    let mut text = Lines::default();
     for stack in largest(profile, what, most) {
-        text += &format!(
-            "{} in about {} blocks, {}, from:\n",
+        text.add(format_args!(
+            "{} in about {} blocks, {}, from:",
             bytes(what.bytes(&stack.values)),
             rounded(what.objects(&stack.values), 0),
             what.word(),
-        );
+        ));
         for &nth in &stack.locations {
             let location = &profile.locations[nth];
             if location.lines.is_empty() {
-                text += &format!("    {}\n", profile.address(location));
+                text.add(format_args!("    {}", profile.address(location)));
             }
             for line in &location.lines {
-                text += &match line.file.as_str() {
-                    "" => format!("    {}\n", line.function),
-                    file => format!("    {} ({file}:{})\n", line.function, line.line),
-                };
+                match line.file.as_str() {
+                    "" => text.add(format_args!("    {}", line.function)),
+                    file => text.add(format_args!("    {} ({file}:{})", line.function, line.line)),
+                }
             }
         }
     }
-    text
+    text.to_string()
 }
 
 /// Returns the profile as one JSON object, with the `most` call stacks that have most of `what`.
@@ -247,6 +258,7 @@ pub fn json(profile: &Profile, what: What, most: usize) -> serde_json::Value {
         "samples": profile.all_samples,
         "samples_in_use": profile.samples,
         "dropped": profile.dropped,
+        "notes": profile.notes,
         "totals": values(&totals),
         "stacks": stacks,
     }})

@@ -139,6 +139,7 @@ pub fn trim(args: TrimArgs) -> Result<ExitCode> {
             false => "; other CPUs give theirs back when the program next runs there",
         };
         let name = name(args.ask.pid);
+        let name = figures::escaped(&name);
         let process = args.ask.process();
         let shrank = match (before, after) {
             (Some(before), Some(after)) => {

@@ -190,7 +190,7 @@ impl Source {
         &self.process
     }
 
-    /// Returns the name of the process's program, with unprintable characters escaped.
+    /// Returns the name of the process's program.
     pub fn name(&self) -> String {
         self.process.name().unwrap_or_default()
     }
@@ -221,7 +221,7 @@ fn ticks_per_second() -> f64 {
     ticks.max(1) as f64
 }
 
-/// Returns the name of a process's program, with unprintable characters escaped.
+/// Returns the name of a process's program.
 pub fn name(pid: u32) -> String {
     let name = Process::open(pid).and_then(|process| process.name());
     name.unwrap_or_default()

@@ -89,7 +89,7 @@ impl Block {
             Some((value - old) as f64 / Duration::from_nanos(time).as_secs_f64())
         };
         let counters = snapshot.counters.iter().map(|counter| Row {
-            name: printable(&counter.name),
+            name: counter.name.clone(),
             kind: if counter.is_level { "level" } else { "events" },
             value: counter.number(),
             per_second: rate(&counter.name, counter.number()),
@@ -104,18 +104,23 @@ impl Block {
     }
 
     fn text(&self) -> String {
-        let widest = self.counters.iter().map(|row| row.name.len()).max();
+        let widest = self
+            .counters
+            .iter()
+            .map(|row| printable(&row.name).len())
+            .max();
         let widest = widest.unwrap_or_default();
         let mut text = String::new();
         for row in &self.counters {
             // Writing to a string does not fail.
             let _ = match row.per_second {
-                None => writeln!(text, "{} {}", row.name, row.value),
+                None => writeln!(text, "{} {}", printable(&row.name), row.value),
                 Some(rate) => {
                     writeln!(
                         text,
                         "{:<widest$} {:>20} {rate:>14.1}/s",
-                        row.name, row.value
+                        printable(&row.name),
+                        row.value
                     )
                 }
             };

@@ -4,6 +4,7 @@
 //! program meanwhile. So the process's identity is read before and after.
 
 use super::maps::Usage;
+use crate::figures::escaped;
 use crate::foreign::{self, has_ended};
 use anyhow::{Context, Result, bail};
 use std::io::ErrorKind;
@@ -65,15 +66,10 @@ fn identify(process: &foreign::Process) -> Result<(String, Program)> {
     if stat.is_ended() {
         bail!(
             "process {pid} ({}) has ended, but its parent has not waited for it",
-            printable(&name)
+            escaped(&name)
         );
     }
     Ok((name, stat.number(28)))
-}
-
-/// Escapes a process's name for a terminal.
-pub fn printable(name: &str) -> String {
-    name.escape_debug().to_string()
 }
 
 fn numa_maps(process: &foreign::Process, folder: &Path) -> Result<String> {

@@ -2,7 +2,7 @@
 //! calls mebibytes MBs.
 
 use super::Report;
-use super::process::printable;
+use crate::figures::escaped;
 use std::fmt::Write;
 
 const MIB: f64 = (1 << 20) as f64;
@@ -96,7 +96,7 @@ pub fn of(report: &Report, form: Form) -> String {
         title: &format!(
             "Per-node process memory usage (in MBs) for PID {} ({})",
             report.pid,
-            printable(&report.name)
+            escaped(&report.name)
         ),
         corner: "",
         nodes: &report.nodes,
@@ -129,7 +129,7 @@ pub fn of_all(reports: &[Report], form: Form) -> String {
     let mut rows: Vec<(String, Vec<u64>)> = reports
         .iter()
         .map(|report| {
-            let name = format!("{} ({})", report.pid, printable(&report.name));
+            let name = format!("{} ({})", report.pid, escaped(&report.name));
             (name, nodes.iter().map(|&node| on(report, node)).collect())
         })
         .collect();

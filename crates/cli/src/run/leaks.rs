@@ -3,6 +3,7 @@
 use crate::figures::note;
 use crate::heap;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -30,14 +31,20 @@ fn profiles(file: &Path, started: SystemTime) -> Vec<PathBuf> {
     let folder = file.parent().unwrap_or(Path::new("/"));
     let prefix = file.file_name().and_then(|name| name.to_str());
     let prefix = prefix.map(|name| format!("{name}."));
+    let user = rustix::process::geteuid().as_raw();
     let pid_of = |path: &PathBuf| -> Option<u32> {
         let name = path.file_name()?.to_str()?;
         name.strip_prefix(prefix.as_deref()?)?.parse().ok()
     };
     let is_new = |path: &PathBuf| {
-        let modified = fs::metadata(path).and_then(|file| file.modified());
+        // The folder may be one in which other users can put files and links.
+        let Ok(about) = fs::symlink_metadata(path) else {
+            return false;
+        };
+        let is_own = about.is_file() && about.uid() == user;
         // File systems round times.
-        modified.is_ok_and(|time| time + std::time::Duration::from_secs(2) >= started)
+        let is_recent = |time| time + std::time::Duration::from_secs(2) >= started;
+        is_own && about.modified().is_ok_and(is_recent)
     };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = entries

@@ -24,8 +24,7 @@ pub fn print(report: &Report) {
             bytes(held)
         );
     }
-    use std::io::Write as _;
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    crate::figures::report(&text);
 }
 
 impl Process {

@@ -216,7 +216,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 pub fn main(args: &Args) -> Result<()> {
     if let Some(file) = &args.plot {
-        figures::check_writable(file)?;
+        figures::check_writable("the plot", file)?;
     }
     let sheet = sheet(args, &Progress::new("counter", args.json))?;
     sheet.deliver(args.json, args.plot.as_deref())

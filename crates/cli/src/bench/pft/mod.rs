@@ -161,7 +161,7 @@ struct Plan {
 
 pub fn main(args: &Args) -> Result<()> {
     if let Some(file) = &args.plot {
-        figures::check_writable(file)?;
+        figures::check_writable("the plot", file)?;
     }
     let sheet = sheet(args, &Progress::new("pft", args.json))?;
     sheet.deliver(args.json, args.plot.as_deref())

@@ -162,7 +162,7 @@ fn size(text: &str) -> Result<usize, String> {
 
 pub fn main(args: &Args) -> Result<()> {
     if let Some(file) = &args.plot {
-        figures::check_writable(file)?;
+        figures::check_writable("the plot", file)?;
     }
     let sheet = sheet(args, &Progress::new("slab", args.json))?;
     sheet.deliver(args.json, args.plot.as_deref())

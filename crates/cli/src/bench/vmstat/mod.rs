@@ -121,7 +121,7 @@ struct Measured {
 
 pub fn main(args: &Args) -> Result<()> {
     if let Some(file) = &args.plot {
-        figures::check_writable(file)?;
+        figures::check_writable("the plot", file)?;
     }
     let sheet = sheet(args, &Progress::new("vmstat", args.json))?;
     sheet.deliver(args.json, args.plot.as_deref())

@@ -3,6 +3,7 @@
 use super::Watched;
 use super::tables;
 use super::view::View;
+use crate::figures::escaped;
 use crate::live::list;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -39,7 +40,9 @@ fn process(frame: &mut Frame<'_>, view: &View) {
     .areas(frame.area());
     let text = format!(
         "pinfold top: {} (process {}) on {}",
-        view.name, view.pid, view.backend
+        escaped(&view.name),
+        view.pid,
+        view.backend
     );
     frame.render_widget(Line::styled(text, bold()), title);
     let [sum, lines] = Layout::horizontal([Constraint::Length(42), Constraint::Min(0)]).areas(body);
@@ -144,7 +147,7 @@ fn all(frame: &mut Frame<'_>, rows: &[list::Row]) {
             right(mib(row.used_bytes)),
             right(mib(row.dirty_bytes)),
             right(row.seconds.to_string()),
-            Line::raw(format!("  {}", row.name)),
+            Line::raw(format!("  {}", escaped(&row.name))),
         ])
     });
     let widths = heads.iter().map(|_| Constraint::Length(11));

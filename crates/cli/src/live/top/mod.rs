@@ -103,7 +103,7 @@ impl Watched {
 
 pub fn main(args: Args) -> Result<ExitCode> {
     if let Some(file) = &args.svg {
-        figures::check_writable(file)?;
+        figures::check_writable("the picture", file)?;
     }
     let mut watched = Watched::open(&args)?;
     if args.once && args.pid.is_none() {
@@ -139,7 +139,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let ended = run(&mut terminal, &mut watched, args.delay);
     ratatui::restore();
     if ended? {
-        println!("the process has ended");
+        figures::print("the process has ended\n")?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -207,8 +207,10 @@ fn once(watched: &Watched, file: Option<&Path>) -> Result<ExitCode> {
     terminal.draw(|frame| draw(frame, watched))?;
     match file {
         None => figures::print(&text_of(&terminal))?,
-        Some(file) => std::fs::write(file, svg::of(terminal.backend().buffer()))
-            .with_context(|| format!("cannot write the picture to {}", file.display()))?,
+        Some(file) => {
+            let picture = svg::of(terminal.backend().buffer());
+            figures::write("the picture", file, picture.as_bytes())?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

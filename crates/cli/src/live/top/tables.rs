@@ -2,6 +2,7 @@
 
 use super::frame::{bold, mib, reversed, right};
 use super::view::{Key, Show, View};
+use crate::figures::escaped;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
@@ -63,7 +64,7 @@ fn caches(frame: &mut Frame<'_>, area: Rect, view: &View) {
             right(row.per_slab.to_string()),
             right((row.bytes >> 10).to_string()),
             right(format!("{:.0}", row.refills)),
-            Line::raw(format!("  {}", row.name)),
+            Line::raw(format!("  {}", escaped(&row.name))),
         ])
     });
     let widths = COLUMNS
