@@ -45,7 +45,7 @@ fn push_escaped(text: &mut String, c: char) {
     match c {
         '\\' => text.push_str("\\\\"),
         '\n' => text.push_str("\\n"),
-        // Whoever reads the text on a terminal must not be harmed by a name in it.
+        // A terminal would obey control characters in a name.
         control if control.is_control() => {
             text.push_str("\\\\u");
             text.push_str(&format!("{:04x}", u32::from(control)));

@@ -301,7 +301,9 @@ fn nonsense() -> String {
 /// Shortens a name that is too long.
 fn cut(mut name: String) -> String {
     if name.len() > LONGEST_NAME {
-        name.truncate(name.floor_char_boundary(LONGEST_NAME));
+        let is_end = |&at: &usize| name.is_char_boundary(at);
+        let end = (0..=LONGEST_NAME).rev().find(is_end).unwrap_or(0);
+        name.truncate(end);
         name.push('…');
     }
     name
