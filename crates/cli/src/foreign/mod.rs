@@ -23,5 +23,7 @@ mod process;
 
 pub use content::Content;
 pub use maps::{Mapping, Maps};
-pub use open::{Unopened, open_beneath, open_mapped, open_regular, regular, reopen_for_writing};
+pub use open::{
+    Unopened, open_beneath, open_mapped, open_own, open_regular, regular, reopen_for_writing,
+};
 pub use process::{Fields, Process, Stat, has_ended, number, pids, system_fields};

@@ -120,6 +120,18 @@ fn reopen(found: BorrowedFd<'_>, access: OFlags) -> io::Result<File> {
     Ok(openat(CWD, own, flags, Mode::empty())?.into())
 }
 
+/// Opens a file in a folder where other users may write too. Returns an error if it is not a
+/// regular file of this user.
+pub fn open_own(path: &Path) -> Result<File, Unopened> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let found = openat(CWD, path, flags, Mode::empty())?;
+    // SAFETY: the call has no preconditions.
+    if fstat(&found)?.st_uid != unsafe { libc::geteuid() } {
+        return Err(Unopened::System(ErrorKind::PermissionDenied.into()));
+    }
+    open_found(found.as_fd())
+}
+
 /// Opens a file that is open for reading for writing, too.
 pub fn reopen_for_writing(file: &File) -> io::Result<File> {
     reopen(file.as_fd(), OFlags::RDWR)

@@ -220,8 +220,8 @@ pub fn pprof_of_process(pid: u32, patience: Duration) -> Result<Vec<u8>> {
 }
 
 /// Returns what a program that has ended left in use, by call stack, from the file that it wrote.
-pub fn leaks(path: &Path) -> Result<String> {
-    let profile = read_file(path)?;
+pub fn leaks(file: &File) -> Result<String> {
+    let profile = profile_in(file)?;
     let summary = report::summary(&profile, What::InUse);
     Ok(summary + &report::stacks(&profile, What::InUse, 10))
 }

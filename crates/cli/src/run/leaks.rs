@@ -1,11 +1,14 @@
 //! The report of `--leaks`: what each process that has ended by itself had not freed.
+//!
+//! Other users may write to the folder of the profiles, if the user has named one, as /tmp. So a
+//! file counts only if it is a regular file of the user's own, and is opened only to find that out.
 
 use crate::figures::note;
+use crate::foreign::open_own;
 use crate::heap;
-use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// The name of the profiles' files in a directory for temporary files. Statistics have other names.
 pub const FILE: &str = "heap";
@@ -18,39 +21,78 @@ pub fn print(file: &Path, started: SystemTime) {
             "no process has left a heap profile: one that is killed, or ends by _exit, writes none",
         );
     }
-    for profile in profiles {
+    for (path, profile) in profiles {
         match heap::leaks(&profile) {
             Ok(text) => note(text.trim_end()),
-            Err(error) => note(format_args!("{error:#}")),
+            Err(error) => note(format_args!("{}: {error:#}", path.display())),
         }
     }
 }
 
-/// Lists the profiles that were written since `started`, in the order of their process ids.
-fn profiles(file: &Path, started: SystemTime) -> Vec<PathBuf> {
+/// Opens the profiles that were written since `started`, in the order of their process ids.
+fn profiles(file: &Path, started: SystemTime) -> Vec<(PathBuf, File)> {
     let folder = file.parent().unwrap_or(Path::new("/"));
     let prefix = file.file_name().and_then(|name| name.to_str());
     let prefix = prefix.map(|name| format!("{name}."));
-    let user = rustix::process::geteuid().as_raw();
-    let pid_of = |path: &PathBuf| -> Option<u32> {
+    let pid_of = |path: &Path| -> Option<u32> {
         let name = path.file_name()?.to_str()?;
         name.strip_prefix(prefix.as_deref()?)?.parse().ok()
     };
-    let is_new = |path: &PathBuf| {
-        // The folder may be one in which other users can put files and links.
-        let Ok(about) = fs::symlink_metadata(path) else {
-            return false;
-        };
-        let is_own = about.is_file() && about.uid() == user;
+    let is_new = |file: &File| {
+        let modified = file.metadata().and_then(|file| file.modified());
         // File systems round times.
-        let is_recent = |time| time + std::time::Duration::from_secs(2) >= started;
-        is_own && about.modified().is_ok_and(is_recent)
+        modified.is_ok_and(|time| time + Duration::from_secs(2) >= started)
     };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut found: Vec<PathBuf> = entries
-        .map(|entry| entry.path())
-        .filter(|path| pid_of(path).is_some() && is_new(path))
+    let mut found: Vec<(u32, PathBuf, File)> = entries
+        .filter_map(|entry| {
+            let path = entry.path();
+            let pid = pid_of(&path)?;
+            let file = open_own(&path).ok().filter(is_new)?;
+            Some((pid, path, file))
+        })
         .collect();
-    found.sort_by_key(pid_of);
-    found
+    found.sort_by_key(|(pid, ..)| *pid);
+    let found = found.into_iter();
+    found.map(|(_, path, file)| (path, file)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::{chown, symlink};
+
+    /// A pipe that nobody writes to would make the command wait for ever, and a link or a file of
+    /// another user would have it read what that user chose.
+    #[test]
+    fn only_regular_files_of_the_user_are_profiles() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["heap.20", "heap.3", "heap.x", "other.5", "target"] {
+            fs::write(at(name), "x").unwrap();
+        }
+        symlink(at("target"), at("heap.4")).unwrap();
+        fs::create_dir(at("heap.5")).unwrap();
+        let pipe = CString::new(at("heap.6").as_os_str().as_bytes()).unwrap();
+        // SAFETY: `pipe` is a text that ends with zero.
+        assert_eq!(unsafe { libc::mkfifo(pipe.as_ptr(), 0o600) }, 0);
+        fs::write(at("heap.7"), "x").unwrap();
+        // Only root can give a file away.
+        let is_given = chown(at("heap.7"), Some(65_534), None).is_ok();
+        let old = SystemTime::now() - Duration::from_secs(1000);
+        File::create(at("heap.8"))
+            .unwrap()
+            .set_modified(old)
+            .unwrap();
+
+        let found = profiles(&at("heap"), SystemTime::now());
+        let found: Vec<&Path> = found.iter().map(|(path, _)| path.as_path()).collect();
+        let mut expected = vec![at("heap.3"), at("heap.20")];
+        if !is_given {
+            expected.insert(1, at("heap.7"));
+        }
+        assert_eq!(found, expected);
+    }
 }
