@@ -203,6 +203,7 @@ fn why_not_registered() -> String {
 }
 
 /// Explains the failure of a system call that Linux has since version `since`.
+#[expect(clippy::disallowed_methods, reason = "a file of the kernel's own")]
 fn refused(call: &str, since: &str, errno: i32) -> String {
     let filtered = fs::read_to_string("/proc/self/status")
         .is_ok_and(|status| status.lines().any(|line| line == "Seccomp:\t2"));
@@ -449,6 +450,7 @@ fn memory_limit(root: &Path) -> Check {
 }
 
 /// Returns a file's text without the final newline, or an empty string if the file cannot be read.
+#[expect(clippy::disallowed_methods, reason = "a file of the kernel's own")]
 fn text(root: &Path, file: &str) -> String {
     let text = fs::read_to_string(root.join(file)).unwrap_or_default();
     text.trim().to_owned()

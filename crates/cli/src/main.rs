@@ -1,12 +1,13 @@
 //! The `pinfold` command.
 
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
 mod bench;
 mod doctor;
 mod figures;
-#[allow(dead_code, unused_imports, reason = "not every reader uses it yet")]
 mod foreign;
 #[cfg(fuzzing)]
 pub mod fuzzing;

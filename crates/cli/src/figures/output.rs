@@ -88,6 +88,7 @@ fn cannot_write(what: &str, path: &Path) -> String {
 }
 
 /// A new file beside another one.
+#[expect(clippy::disallowed_methods, reason = "the user names the file")]
 fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().ok_or(ErrorKind::IsADirectory)?;
     let new = format!(".{}.{}.new", name.to_string_lossy(), std::process::id());

@@ -22,8 +22,8 @@ mod open;
 mod process;
 
 pub use content::Content;
-pub use maps::{Mapping, Maps};
+pub use maps::Mapping;
 pub use open::{
     Unopened, open_beneath, open_mapped, open_own, open_regular, regular, reopen_for_writing,
 };
-pub use process::{Fields, Process, Stat, has_ended, number, pids, system_fields};
+pub use process::{Process, has_ended, number, pids, system_fields};

@@ -151,6 +151,7 @@ fn stop(args: &StopArgs) -> Result<ExitCode> {
 const MOST_BYTES: u64 = 256 << 20;
 
 /// Reads a file of a process, or one that this command wrote.
+#[expect(clippy::disallowed_methods, reason = "the user names the file")]
 fn read_file(path: &Path) -> Result<Profile> {
     let cannot_read = || {
         format!(

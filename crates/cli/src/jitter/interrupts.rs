@@ -16,6 +16,7 @@ pub struct Interrupts {
 
 impl Interrupts {
     /// Reads the CPU's column.
+    #[expect(clippy::disallowed_methods, reason = "a file of the kernel's own")]
     pub fn of(cpu: usize) -> Result<Interrupts> {
         let path = "/proc/interrupts";
         let text = std::fs::read_to_string(path).with_context(|| format!("reading {path}"))?;

@@ -134,6 +134,7 @@ impl Loop {
     }
 
     /// Returns how often the loop's thread has lost its CPU.
+    #[expect(clippy::disallowed_methods, reason = "a file of the kernel's own")]
     fn context_switches(&self) -> Result<u64> {
         let path = format!("/proc/self/task/{}/status", self.id);
         let text = std::fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;

@@ -146,7 +146,7 @@ impl Source {
         Source {
             pid: process.pid(),
             held: Held {
-                content: Content::of_memory(&process, first.start, 0).unwrap(),
+                content: Content::of_file(tempfile::tempfile().unwrap()).unwrap(),
                 place: String::new(),
                 mapping: first,
             },

@@ -75,6 +75,7 @@ const CELL: usize = 16;
 
 impl System {
     /// Reads the files of all `nodes` below `root`.
+    #[expect(clippy::disallowed_methods, reason = "a file of the kernel's own")]
     pub fn read(root: &Path, nodes: &NodeSet) -> Result<System> {
         let nodes: Vec<usize> = nodes.iter().collect();
         let huge = huge_page_bytes(root);
@@ -206,6 +207,7 @@ fn capitals(name: &str) -> String {
 }
 
 /// Returns the bytes of a reserved huge page.
+#[expect(clippy::disallowed_methods, reason = "a file of the kernel's own")]
 fn huge_page_bytes(root: &Path) -> u64 {
     let file = fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
     let line = file

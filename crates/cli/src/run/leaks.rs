@@ -64,7 +64,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{chown, symlink};
 
-    /// A pipe that nobody writes to would make the command wait for ever, and a link or a file of
+    /// A pipe that nobody writes to would make the command hang, and a link or a file of
     /// another user would have it read what that user chose.
     #[test]
     fn only_regular_files_of_the_user_are_profiles() {

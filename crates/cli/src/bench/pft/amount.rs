@@ -67,6 +67,7 @@ pub fn available() -> Option<Amount> {
     free.chain(left_to_group()).min().map(Amount)
 }
 
+#[expect(clippy::disallowed_methods, reason = "a file of the kernel's own")]
 fn meminfo(name: &str) -> Option<usize> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -75,6 +76,7 @@ fn meminfo(name: &str) -> Option<usize> {
 }
 
 /// Returns how much the limits of this process's control groups leave, or `None` without a limit.
+#[expect(clippy::disallowed_methods, reason = "a file of the kernel's own")]
 fn left_to_group() -> Option<usize> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
