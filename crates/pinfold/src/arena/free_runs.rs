@@ -46,8 +46,8 @@ impl FreeRuns {
         }
     }
 
-    /// Returns the bins of the runs of `state`: for clean and absent runs, of those in dense regions
-    /// if `dense` is true, or else of those in plain regions.
+    /// Returns the bins of the runs of `state`: for clean and absent runs, of those in dense
+    /// regions if `dense` is true, or else of those in plain regions.
     fn bins(&mut self, state: State, dense: bool) -> &mut Bins {
         match state {
             State::Dirty => &mut self.dirty,

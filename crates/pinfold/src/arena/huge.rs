@@ -56,8 +56,8 @@ impl Bucket {
     }
 }
 
-/// The largest share of the mappings that the kernel allows a process, at which moves of pages still
-/// make huge blocks.
+/// The largest share of the mappings that the kernel allows a process, at which moves of pages
+/// still make huge blocks.
 const SHARE_MOVED: usize = 8;
 
 /// Blocks in the table.

@@ -6,11 +6,11 @@
 //! empty. In huge pages, such blocks take up to 512 times as much memory. The owner of a small
 //! object writes to it, so slabs of small objects are dense.
 //!
-//! So by default, only fresh memory for slabs of small objects comes in huge pages, once these slabs
-//! are a large part of the program. This memory is in regions of its own, *dense* regions. All other
-//! fresh memory is in *plain* regions. A dirty run serves every caller, wherever it lies, because
-//! its pages are resident already. A region's memory is asked for in the same way everywhere, so
-//! that the region stays one mapping.
+//! So by default, only fresh memory for slabs of small objects comes in huge pages, once these
+//! slabs are a large part of the program. This memory is in regions of its own, *dense* regions.
+//! All other fresh memory is in *plain* regions. A dirty run serves every caller, wherever it lies,
+//! because its pages are resident already. A region's memory is asked for in the same way
+//! everywhere, so that the region stays one mapping.
 //!
 //! The arena asks for huge or small pages for each piece of memory that it maps, so the system's
 //! default does not matter.

@@ -15,8 +15,8 @@ static DIRTY_FOR: AtomicU32 = AtomicU32::new(450);
 /// The most milliseconds that a program can choose, so that differences of wrapping times stay
 /// clear.
 const MOST_DIRTY_FOR: u32 = 86_400_000;
-/// Granules of the shortest run that is unmapped, by `unmap_free` or because a purge failed. Unmapping a run can split mappings,
-/// whose number the system limits.
+/// Granules of the shortest run that is unmapped, by `unmap_free` or because a purge failed.
+/// Unmapping a run can split mappings, whose number the system limits.
 const MIN_UNMAP: u32 = 16;
 
 /// Purges dirty runs, node by node, until only as much is dirty as may be kept.

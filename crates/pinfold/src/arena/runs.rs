@@ -98,8 +98,9 @@ pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Optio
     crate::nodes::fallback(request.node).find_map(run)
 }
 
-/// Allocates a run as [`alloc_run`] does, but on the asked node only. `small` says that the run is a
-/// slab of small objects, which may have huge pages (`huge_pages`). The caller has called [`init`].
+/// Allocates a run as [`alloc_run`] does, but on the asked node only. `small` says that the run is
+/// a slab of small objects, which may have huge pages (`huge_pages`). The caller has called
+/// [`init`].
 pub(crate) fn alloc_run_on(
     granules: usize,
     request: NodeRequest,
@@ -134,8 +135,8 @@ pub(crate) fn alloc_run_on(
     Some(run)
 }
 
-/// Allocates a run on `node`. Takes fresh memory from a dense region if `dense` is true, or else from
-/// a plain one. If the system has no more memory, takes what is left of either kind.
+/// Allocates a run on `node`. Takes fresh memory from a dense region if `dense` is true, or else
+/// from a plain one. If the system has no more memory, takes what is left of either kind.
 fn alloc_at(node: usize, granules: u32, dense: bool) -> Option<Run> {
     let room = numa::has_room(node, granules as usize);
     let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
@@ -360,8 +361,8 @@ impl Arena {
         Some(state == State::Clean)
     }
 
-    /// Adds a region, a dense one if `dense` is true, all of it absent. Returns the first granule of
-    /// its run.
+    /// Adds a region, a dense one if `dense` is true, all of it absent. Returns the first granule
+    /// of its run.
     pub(super) fn add_region(&mut self, node: usize, dense: bool) -> Option<u32> {
         let head = window::make_region(node, dense)? + REGION_FIRST;
         let granules = REGION_GRANULES as u32 - REGION_FIRST - 1;

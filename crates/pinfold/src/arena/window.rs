@@ -74,8 +74,8 @@ fn may_not_wait(thread: u64) -> bool {
     fork::is_held_from(Rank::Metadata, thread)
 }
 
-/// Makes a region for `node`, a dense one if `dense` is true, and maps only its records. Returns the
-/// number of its first granule.
+/// Makes a region for `node`, a dense one if `dense` is true, and maps only its records. Returns
+/// the number of its first granule.
 ///
 /// Returns `None` if the system has no memory or the window has no room, and while another thread
 /// forks. Also returns `None` in a signal handler that interrupted this function, or that

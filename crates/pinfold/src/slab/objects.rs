@@ -119,8 +119,9 @@ impl Objects {
         }
     }
 
-    /// Returns whether the objects are so small that a program which uses them touches most pages of
-    /// their slabs. Guard pages would split huge pages, so a hardened cache's objects do not count.
+    /// Returns whether the objects are so small that a program which uses them touches most pages
+    /// of their slabs. Guard pages would split huge pages, so a hardened cache's objects do not
+    /// count.
     pub(super) fn is_small(&self) -> bool {
         self.geometry.size <= MAX_SMALL && self.hardening.is_none()
     }
