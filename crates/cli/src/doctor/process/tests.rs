@@ -200,7 +200,7 @@ fn huge_pages_that_hold_little_are_a_problem() {
         let text = format!("Rss: 5000000 kB\nAnonHugePages: {} kB\n", huge << 10);
         write(folder.path(), &[("smaps_rollup", &text)]);
         let mut process = Process {
-            folder: folder.path().to_path_buf(),
+            files: files(folder.path()),
             ..process()
         };
         process.snapshot.huge = 0;
