@@ -1,11 +1,11 @@
 //! `pinfold heap`: which call stacks hold a process's memory.
 
 mod flame;
-mod naming;
-mod pprof;
-mod raw;
-mod report;
-mod symbols;
+pub mod naming;
+pub mod pprof;
+pub mod raw;
+pub mod report;
+pub mod symbols;
 
 use crate::figures;
 use crate::live::{Ask, name};

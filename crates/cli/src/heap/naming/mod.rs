@@ -12,7 +12,7 @@
 //!    process at the deadline. What has no name until then keeps its address.
 
 mod child;
-mod elf;
+pub mod elf;
 
 use crate::foreign::Mapping;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
