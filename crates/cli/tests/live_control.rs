@@ -3,7 +3,7 @@
 //! The programs are this test itself, run by `pinfold run` in a role that an environment variable
 //! names.
 
-use pinfold::segment::{Answer, Code, HEAP_START, MAKE, Mailbox, Request};
+use pinfold::segment::{Answer, Code, HEAP_START, Mailbox, Request};
 use serde_json::Value;
 use std::fs;
 use std::hint::black_box;
@@ -373,23 +373,16 @@ fn sandboxed_children_do_what_they_may_and_live_on() {
     let [child, filtered, limited] = program.children[..] else {
         panic!("{:?}", program.children);
     };
-    // The requests to the parent and to the other child are in the same mailbox.
     for pid in [program.program.id(), child, filtered, limited] {
         let pid = pid.to_string();
         ask(&["trim", &pid]);
         ask(&["set", &pid, "decay=700"]);
         assert_eq!(value(&pid, "decay"), "700 ms");
     }
-    eventually("the child does not show itself", || {
-        let (out, error, _) = run(&["list"]);
-        let named = |words: &str, child: u32| {
-            let mut lines = error.lines().filter(|line| line.contains(words));
-            lines.any(|line| line.split(' ').any(|word| word == child.to_string()))
-        };
-        assert!(named("seccomp filter", filtered), "{out}{error}");
-        assert!(named("show no statistics yet", limited), "{out}{error}");
-        out.contains(&format!(" {child} "))
-    });
+    let (out, error, _) = run(&["list"]);
+    for child in [child, filtered, limited] {
+        assert!(out.contains(&format!(" {child} ")), "{out}{error}");
+    }
     let changes = ["decay=800", "memory-limit=50%"];
     let (out, error, code) = run(&[&["set", &filtered.to_string()], &changes[..]].concat());
     assert!(code == Some(2) && error.contains("seccomp"), "{error}");
@@ -403,7 +396,7 @@ fn a_child_that_enters_a_sandbox_after_it_was_asked_lives_on() {
     let program = Program::start("forks into a late sandbox");
     let child = program.children[0];
     let (out, ..) = run(&["list"]);
-    assert!(!out.contains(&format!(" {child} ")), "{out}");
+    assert!(out.contains(&format!(" {child} ")), "{out}");
     sleep(2 * LATE);
     assert!(is_alive(child));
     ask(&["trim", &child.to_string()]);
@@ -411,9 +404,9 @@ fn a_child_that_enters_a_sandbox_after_it_was_asked_lives_on() {
 
 #[test]
 fn a_process_makes_no_new_calls_without_the_consent_of_who_asked() {
-    let program = Program::start("forks");
-    let child = program.children[0];
-    let mailbox = mailbox(&child.to_string());
+    let program = Program::start("works");
+    let child = program.program.id();
+    let mailbox = mailbox(&program.pid());
     let request = Request::new(child, HEAP_START, 60_000);
     let posted = mailbox.post(request, 1 << 19).unwrap();
     eventually("the child does not ask for consent", || {
@@ -477,7 +470,7 @@ fn a_hostile_writer_does_no_harm() {
         let request = Request::new(program.program.id(), what, 60_000);
         let argument = random() >> (random() % 64);
         // A limit of a few bytes would only make the program slow.
-        let is_harmless = what == MAKE || argument > 1 << 30;
+        let is_harmless = argument > 1 << 30;
         if is_harmless && mailbox.post(request, argument).is_none() {
             sleep(Duration::from_millis(20));
             let words = std::ptr::from_ref(mailbox).cast::<std::sync::atomic::AtomicU64>();

@@ -5,9 +5,10 @@
 
 use core::fmt;
 use core::str::from_utf8;
+use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::time::Duration;
 use pinfold::arena::{self, HugePages, Limit};
-use pinfold::segment::Answer;
+use pinfold::segment::{self, Answer};
 use pinfold::slab;
 
 /// A setting that may change while the process runs.
@@ -114,6 +115,19 @@ pub static SETTINGS: [Changeable; 5] = [
     },
 ];
 
+/// Shows the present values of the settings in the segment. A few loads and stores.
+pub(crate) fn publish() {
+    if let Some(segment) = segment::current() {
+        for (place, setting) in segment.settings.iter().zip(&SETTINGS) {
+            place.store(setting.get(), Relaxed);
+        }
+        // Release pairs with the acquire of a process that reads the segment.
+        segment.settings_used.store(SETTINGS.len() as u32, Release);
+    }
+}
+
+const _: () = assert!(SETTINGS.len() <= segment::SETTINGS);
+
 /// Returns the number and the setting with this name, or with this environment variable.
 pub fn find(name: &str) -> Option<(usize, &'static Changeable)> {
     let mut settings = SETTINGS.iter().enumerate();
@@ -180,6 +194,7 @@ impl Changeable {
         let is_valid = self.is_valid(value);
         if is_valid {
             (self.set)(value);
+            publish();
         }
         is_valid
     }

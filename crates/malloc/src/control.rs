@@ -53,7 +53,7 @@ fn trim(reach: Reach) -> Answer {
     Answer::new(Code::DoneHere, slab::trim_here() as u64)
 }
 
-/// Starts a heap profile, and has other processes see it.
+/// Starts a heap profile.
 fn heap_start(interval: u64, reach: Reach) -> Answer {
     if !(1..=MAX_INTERVAL).contains(&interval) {
         return Answer::new(Code::Value, 0);
@@ -62,7 +62,7 @@ fn heap_start(interval: u64, reach: Reach) -> Answer {
     let started = match is_shepherd {
         true => profiled::start_apart(interval),
         // A slow path may be inside the loader, which must not be called again there.
-        false => profiled::loader_is_idle() && profiled::start_and_show(interval),
+        false => profiled::loader_is_idle() && profiled::start_ready(interval),
     };
     if started {
         return Answer::new(Code::Done, interval);

@@ -4,7 +4,7 @@
 //! paths stay closed, so that every call reaches a slow path, which counts it here. Without the
 //! variable, counting costs a slow path one load.
 
-use crate::profiled;
+use crate::{changeable, profiled};
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::AtomicUsize;
@@ -220,6 +220,7 @@ fn fill_in(at: *mut u8, shared: Shared) {
     unsafe { install(at.cast()) };
     slab::show_all();
     arena::publish();
+    changeable::publish();
     // Release pairs with the acquire of a process that reads the segment: it sees the stores above.
     segment.magic.store(MAGIC, Release);
 }
@@ -248,7 +249,7 @@ fn name_file(path: &mut [u8; PATH]) -> bool {
 }
 
 /// Writes `n` in decimal. Returns the number of digits.
-fn decimal(n: u32, to: &mut [u8]) -> usize {
+pub(crate) fn decimal(n: u32, to: &mut [u8]) -> usize {
     let digits = n.checked_ilog10().unwrap_or(0) as usize + 1;
     let mut rest = n;
     for place in to[..digits].iter_mut().rev() {

@@ -6,7 +6,7 @@
 //!
 //! | word | is 0 |
 //! |---|---|
-//! | [`LIMIT`] | while the next two are 0, while much idle memory waits for a tick, and while samples are taken |
+//! | [`LIMIT`] | while the next two are 0, while much idle memory waits for a tick, while samples are taken, and after another process has stored 0 |
 //! | [`WINDOW`], [`COUNT`] | before the first allocation, while calls are counted, without rseq |
 //! | [`COUNTED`] | while no samples are taken, and while the two words above are 0 |
 //!
@@ -14,12 +14,16 @@
 //! the slow paths tick. If all calls of such a program are fast, no call would tick. So the arenas
 //! close the fast path of malloc while they keep much idle memory ([`arena::needs_ticks`]).
 //! The calls of malloc then tick ([`tick_if_needed`]), until little is kept.
+//!
+//! A process that may trace this one closes the fast path in the same way when it has a request
+//! (`pinfold::segment`). A call of malloc then ticks, serves the request, and opens the fast path.
 
 use crate::profiled;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicU16, AtomicUsize, fence};
 use pinfold::arena::{self, GRANULE_SHIFT};
+use pinfold::segment;
 use pinfold::slab;
 use pinfold::slab::kmalloc::{self, MAX_SMALL_SIZE};
 
@@ -50,8 +54,19 @@ pub(crate) fn open() -> bool {
         word(WINDOW).store(window, Release);
         open_malloc();
         arena::close_while_ticks_are_needed(word(LIMIT));
+        show();
     });
     opened.is_some()
+}
+
+/// Shows the limit's address in the segment, so that a process that may trace this one can close
+/// the fast path of malloc when it has a request.
+fn show() {
+    if let Some(segment) = segment::current() {
+        let at = core::ptr::from_ref(word(LIMIT)) as u64;
+        // Release pairs with the acquire of a process that reads the segment.
+        segment.gate.store(at, Release);
+    }
 }
 
 fn open_malloc() {

@@ -1,42 +1,46 @@
 //! The statistics segment that every process has, unless it has a file (`count`): shared memory
-//! that other processes of the same user can read, at `/proc/PID/fd`.
+//! that other processes may read.
 //!
-//! At the start, the process makes two anonymous files:
+//! At the start, the process lays out one range of addresses:
 //!
-//! * The **segment** (`pinfold::segment`). It is sealed: only this process can write to it, and its
-//!   size never changes.
-//! * The **mailbox**, one page. Another process of the same user writes a request there. The
-//!   process looks at it in the shepherd's ticks ([`look`]).
+//! | part | size | what it is | in the child of a fork |
+//! |---|---|---|---|
+//! | the mark | a page | an empty file without a name, mapped without any access | stays |
+//! | the mailbox | a page | a file: requests from other processes ([`look`]) | private memory |
+//! | the segment | [`Parts::end`] | a file: the statistics (`pinfold::segment`), sealed | private memory |
 //!
-//! Both descriptors have numbers from 240 on, where a program expects none, and `exec` closes them.
-//! Nothing stays behind when the process ends. If the program closes the descriptors, the memory
-//! stays mapped, and only root can open it, at `/proc/PID/map_files`.
+//! Another process finds the mailbox and the segment in one of two ways:
 //!
-//! # Forks
+//! * By the descriptors of their files, in `/proc/PID/fd`. The descriptors have numbers from 240
+//!   on, where a program expects none, and `exec` closes them.
+//! * By the mark. Its line in `/proc/PID/maps` names it in every process of this program, in forked
+//!   children and after the program has closed all descriptors. A process that may trace this one
+//!   reads the parts behind the mark in `/proc/PID/mem`.
 //!
-//! A child must not count in its parent's segment. But it must make no other system calls than
-//! malloc does, because it may be in a sandbox. So it puts private memory in the place of the
-//! segment, with the counts that the parent had at the fork. It keeps the parent's mailbox.
+//! Nothing stays behind when the process ends.
 //!
-//! A process that wants to read the child puts a request ([`MAKE`]) into the mailbox. The child's
-//! thread that finds the request waits until the asking process has found that no filter forbids
-//! the child system calls ([`Mailbox::want_consent`]). Then it makes a segment of the child's own.
+//! # What a child inherits
 //!
-//! | the memory is | and becomes | when |
-//! |---|---|---|
-//! | shared: a segment | private | in the child of a fork |
-//! | private | shared | when the process serves its first [`MAKE`] request |
+//! A forked child may drop its privileges. Then it must command its parent no more, so it inherits
+//! no right to the parent's files:
+//!
+//! * The descriptors are `O_PATH` descriptors. They only name the files. To open one of the files,
+//!   the child must pass the kernel's check of the file's owner and mode.
+//! * The child puts private memory in the place of the mailbox and the segment. This memory begins
+//!   with the counts that the parent had at the fork. The child makes no system call for this that
+//!   malloc does not make, because it may be in a sandbox.
 
-use crate::{background, control, heap};
+use crate::count::decimal;
+use crate::{background, changeable, control, heap};
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use core::time::Duration;
 use pinfold::segment::{
-    self, Answer, CacheRow, Code, Consent, MAKE, Mailbox, NodeEvents, Parts, Segment, Taken,
+    self, Answer, CacheRow, Code, Consent, Mailbox, NodeEvents, Parts, Segment, Taken,
 };
-use pinfold::{arena, fork, shepherd, slab};
+use pinfold::{arena, shepherd, slab};
 use pinfold_rseq::env;
 
 /// The environment variable that says whether a process shows its statistics: `on` or `off`.
@@ -54,10 +58,11 @@ pub(crate) fn parse(value: &[u8]) -> Option<bool> {
 /// The start of the segment, or of the private memory in its place. Null before the start, and
 /// where the system refuses a segment.
 static HEAD: AtomicPtr<u8> = AtomicPtr::new(null_mut());
-/// Whether the memory at [`HEAD`] is shared, or a thread is about to share it.
+/// Whether the memory at [`HEAD`] is shared with other processes.
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
 /// A copy of the segment from just before a fork. Null before the first fork.
 static COPY: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+/// The mailbox. Null before the start, and in a child that got no memory for its own.
 static MAILBOX: AtomicPtr<Mailbox> = AtomicPtr::new(null_mut());
 /// This process's number. 0 before the start, or if the C library does not tell it.
 static PID: AtomicU32 = AtomicU32::new(0);
@@ -66,16 +71,16 @@ static PID: AtomicU32 = AtomicU32::new(0);
 /// have so many descriptors has no segment, because it may need all of them itself.
 const HIGH: libc::rlim_t = 240;
 
-/// Makes the process's segment and mailbox. Changes nothing if the system refuses. Runs at the
-/// process's start, after the first cache was made.
+/// Makes the process's mark, mailbox and segment. Changes nothing if the system refuses. Runs at
+/// the process's start, after the first cache was made.
 #[cold]
 #[inline(never)]
 pub(crate) fn start() {
-    if !HEAD.load(Relaxed).is_null() {
+    if !HEAD.load(Relaxed).is_null() || !may_show() {
         return;
     }
     let parts = Parts::here();
-    let Some(head) = shared_memory(segment::FILE, parts.end) else {
+    let Some(head) = lay_out(parts) else {
         return;
     };
     // SAFETY: `getpid` has no preconditions.
@@ -87,41 +92,79 @@ pub(crate) fn start() {
     slab::show_all();
     arena::publish();
     publish(head, parts);
-    make_mailbox();
+    shepherd::register(look);
 }
 
-/// Writes the head of a segment that has its content.
+/// Maps the mark, the mailbox and the segment, and returns where the segment begins. Maps nothing
+/// and returns `None` if the system refuses one of them.
+fn lay_out(parts: Parts) -> Option<*mut u8> {
+    let size = 2 * page() + parts.end;
+    let mark = map_mark(size)?;
+    let (mailbox, head) = (mark.wrapping_add(page()), mark.wrapping_add(2 * page()));
+    let make = |name, size, place, mode, seals| {
+        let file = File::make(name, size)?;
+        (file.map(place, size) == place).then(|| file.keep(mode, seals))
+    };
+    let (size_of_mail, stays) = (
+        size_of::<Mailbox>(),
+        libc::F_SEAL_SHRINK | libc::F_SEAL_GROW,
+    );
+    let (name, mode) = (segment::MAILBOX_FILE, MAILBOX_MODE);
+    let made = make(name, size_of_mail, mailbox, mode, stays).and_then(|()| {
+        let (name, mode) = (segment::FILE, SEGMENT_MODE);
+        make(name, parts.end, head, mode, segment::SEALS)
+    });
+    if made.is_none() {
+        unmap(mark, size);
+    }
+    made.map(|()| head)
+}
+
+/// Maps an empty file whose name is that of the mark to `size` bytes, without any access. The
+/// mailbox and the segment replace all but the first page.
+fn map_mark(size: usize) -> Option<*mut u8> {
+    let file = File(memory_file(segment::MARK_FILE, libc::MFD_CLOEXEC));
+    let (place, protection, flags) = (null_mut(), libc::PROT_NONE, libc::MAP_PRIVATE);
+    // SAFETY: the kernel chooses the place.
+    let at = unsafe { libc::mmap(place, size, protection, flags, file.0, 0) };
+    (at != libc::MAP_FAILED).then_some(at.cast())
+}
+
+/// Returns the start of the mailbox's page, for a segment that [`lay_out`] has made.
+fn mailbox_of(head: *mut u8) -> *mut u8 {
+    head.wrapping_sub(page())
+}
+
+/// Returns the size of a page.
+fn page() -> usize {
+    // SAFETY: `sysconf` has no preconditions.
+    (unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) as usize
+}
+
+/// Writes the heads of the segment and of the mailbox, and has the shepherd sleep on the mailbox's
+/// bell. The rest of the segment has its content.
 fn publish(head: *mut u8, parts: Parts) {
-    // SAFETY: `head` is a mapping with a segment's head, which stays mapped.
-    let head: &'static Segment = unsafe { &*head.cast() };
+    let mailbox = mailbox_of(head).cast::<Mailbox>();
+    // SAFETY: `head` is a mapping with a segment's head, and the mailbox lies before it. Both stay
+    // mapped, and all their fields are atomics.
+    let (head, shared): (&'static Segment, &'static Mailbox) =
+        unsafe { (&*head.cast(), &*mailbox) };
     head.fill_in(parts);
+    changeable::publish();
     head.pid.store(PID.load(Relaxed), Relaxed);
     // Release pairs with the acquire of a process that reads the segment: it sees all stores above.
     head.magic.store(segment::MAGIC, Release);
-}
-
-fn make_mailbox() {
-    let size = size_of::<Mailbox>();
-    let Some(file) = File::make(segment::MAILBOX_FILE, size) else {
-        return;
-    };
-    let mailbox = file.map(size).cast::<Mailbox>();
-    // SAFETY: a mapping of this size, all zeroes, which stays mapped.
-    if let Some(shared) = unsafe { mailbox.cast_const().as_ref() } {
-        file.keep(MAILBOX_MODE, libc::F_SEAL_SHRINK | libc::F_SEAL_GROW);
-        shared.fill_in();
-        // Release pairs with the acquire in `look`.
-        MAILBOX.store(mailbox, Release);
-        shepherd::register(look);
-        shepherd::sleep_on(&shared.bell);
-    }
+    shared.fill_in();
+    // Release pairs with the acquire in `look`.
+    MAILBOX.store(mailbox, Release);
+    shepherd::sleep_on(Some(&shared.bell));
 }
 
 /// Makes zeroed memory of `size` bytes that the same user can read, behind a descriptor with this
 /// name. Returns `None` if the system refuses, or if the process shows nothing.
 pub(crate) fn shared_memory(name: &CStr, size: usize) -> Option<*mut u8> {
     let file = may_show().then(|| File::make(name, size)).flatten()?;
-    let memory = file.map(size);
+    let memory = file.map(null_mut(), size);
     if memory.is_null() {
         return None;
     }
@@ -159,12 +202,7 @@ impl File {
         if limit(libc::RLIMIT_FSIZE) < size as libc::rlim_t {
             return None;
         }
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // Newer kernels want to be told that nobody executes the file. Older ones refuse the flag.
-        let mut fd = memory_file(name, flags | libc::MFD_NOEXEC_SEAL);
-        if fd < 0 {
-            fd = memory_file(name, flags);
-        }
+        let fd = memory_file(name, libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         let low = (fd >= 0).then_some(File(fd))?;
         // The program may rely on the lowest free numbers, so the low one is closed at once.
         // SAFETY: the call uses no memory of this process.
@@ -183,18 +221,21 @@ impl File {
         has_size.then_some(file)
     }
 
-    /// Maps the file. Returns null if the system refuses.
-    fn map(&self, size: usize) -> *mut u8 {
-        let (place, flags) = (null_mut(), libc::MAP_SHARED);
-        // SAFETY: the kernel chooses the place.
-        let at = unsafe { libc::mmap(place, size, READ_WRITE, flags, self.0, 0) };
+    /// Maps the file, anywhere or in the place of this module's mapping at `place`. Returns null if
+    /// the system refuses.
+    fn map(&self, place: *mut u8, size: usize) -> *mut u8 {
+        let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
+        let (flags, fd) = (libc::MAP_SHARED | fixed, self.0);
+        // SAFETY: `place` is null, or part of a mapping of this module that nothing uses.
+        let at = unsafe { libc::mmap(place.cast(), size, READ_WRITE, flags, fd, 0) };
         if at == libc::MAP_FAILED {
             return null_mut();
         }
         at.cast()
     }
 
-    /// Sets the file's mode, seals it, and leaves its descriptor open.
+    /// Sets the file's mode and seals it. Replaces its descriptor by one that only names the file,
+    /// or closes it where there is no /proc.
     fn keep(self, mode: libc::mode_t, seals: libc::c_int) {
         // SAFETY: the calls use no memory of this process.
         unsafe {
@@ -205,10 +246,25 @@ impl File {
                 libc::fcntl(self.0, libc::F_ADD_SEALS, known | libc::F_SEAL_SEAL);
             }
         }
-        // The descriptor stays open until the process ends.
-        core::mem::forget(self);
+        let mut path = *b"/proc/self/fd/0123456789\0";
+        let end = PROC_FD + decimal(self.0 as u32, &mut path[PROC_FD..]);
+        path[end] = 0;
+        // SAFETY: the path ends with a NUL.
+        let named = unsafe { libc::open(path.as_ptr().cast(), libc::O_PATH | libc::O_CLOEXEC) };
+        if named < 0 {
+            return;
+        }
+        let named = File(named);
+        // SAFETY: the call uses no memory of this process, and this value owns the old descriptor.
+        if unsafe { libc::dup3(named.0, self.0, libc::O_CLOEXEC) } == self.0 {
+            // The descriptor stays open until the process ends.
+            core::mem::forget(self);
+        }
     }
 }
+
+/// Where the number begins in the path of a descriptor.
+const PROC_FD: usize = b"/proc/self/fd/".len();
 
 /// Unmaps a mapping of this module that nothing uses.
 fn unmap(at: *mut u8, size: usize) {
@@ -218,9 +274,15 @@ fn unmap(at: *mut u8, size: usize) {
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
+/// Makes an anonymous file. Returns its descriptor, or a negative number.
 fn memory_file(name: &CStr, flags: libc::c_uint) -> libc::c_int {
     // SAFETY: the name is a C string.
-    unsafe { libc::memfd_create(name.as_ptr(), flags) }
+    let make = |flags| unsafe { libc::memfd_create(name.as_ptr(), flags) };
+    // Newer kernels want to be told that nobody executes the file. Older ones refuse the flag.
+    match make(flags | libc::MFD_NOEXEC_SEAL) {
+        fd @ 0.. => fd,
+        _ => make(flags),
+    }
 }
 
 fn limit(resource: libc::__rlimit_resource_t) -> libc::rlim_t {
@@ -285,29 +347,45 @@ pub(crate) fn before_fork() {
     }
 }
 
-/// Puts private memory in the place of the parent's segment, in the child of a fork.
+/// Puts private memory in the place of the parent's mailbox and segment, in the child of a fork.
 pub(crate) fn in_child() {
     PID.store(pid(), Relaxed);
-    if !IS_SHARED.load(Relaxed) {
+    let (head, parts) = (HEAD.load(Relaxed), Parts::here());
+    if head.is_null() || MAILBOX.load(Relaxed).is_null() {
         return;
     }
-    let (head, parts) = (HEAD.load(Relaxed), Parts::here());
-    // If the system refuses, the child goes on in the parent's segment, and the parent's numbers
-    // are wrong from then on.
-    let private = heap::keep_errno(|| map_private(head, parts.end));
-    if !private.is_null() {
-        IS_SHARED.store(false, Relaxed);
-        let from = COPY.load(Relaxed);
-        if !from.is_null() {
-            copy(from, private, parts);
-        }
+    // The child of a child has private memory already.
+    if IS_SHARED.load(Relaxed) && !replace(head, parts) {
+        return;
     }
+    publish(head, parts);
 }
 
-/// Serves the requests in the mailbox. The shepherd's ticks call it. Without a request, costs a
-/// load for each slot.
+/// Puts private memory in the place of the mailbox and the segment, with the counts of [`COPY`].
+/// Returns false if the system refuses. Then the process has no mailbox, and goes on in its
+/// parent's segment, so that the parent's numbers are wrong from then on.
+fn replace(head: *mut u8, parts: Parts) -> bool {
+    let mailbox = mailbox_of(head);
+    let private = heap::keep_errno(|| map_private(mailbox, page() + parts.end));
+    if private.is_null() {
+        MAILBOX.store(null_mut(), Relaxed);
+        shepherd::sleep_on(None);
+        heap::keep_errno(|| unmap(mailbox, page()));
+        return false;
+    }
+    IS_SHARED.store(false, Relaxed);
+    let from = COPY.load(Relaxed);
+    if !from.is_null() {
+        copy(from, head, parts);
+    }
+    true
+}
+
+/// Shows the present settings, and serves the requests in the mailbox. The shepherd's ticks call it.
+/// Without a request, costs a load for each slot.
 fn look(reach: shepherd::Reach) {
-    // Acquire pairs with the release in `make_mailbox`.
+    changeable::publish();
+    // Acquire pairs with the release in `publish`.
     // SAFETY: the address is null, or that of the mailbox, which stays mapped.
     let Some(mailbox) = (unsafe { MAILBOX.load(Acquire).as_ref() }) else {
         return;
@@ -319,16 +397,10 @@ fn look(reach: shepherd::Reach) {
             return;
         };
         let (what, argument) = (request.what(), request.argument);
-        let makes_new_calls = match what {
-            MAKE => !IS_SHARED.load(Relaxed),
-            what => control::makes_new_calls(what, argument),
-        };
-        let serve = || match what {
-            _ if makes_new_calls && !consent.to(mailbox, request) => {
-                Answer::new(Code::NoConsent, 0)
-            }
-            MAKE => make_in_child(),
-            what => control::serve(what, argument, reach),
+        let makes_new_calls = control::makes_new_calls(what, argument);
+        let serve = || match makes_new_calls && !consent.to(mailbox, request) {
+            true => Answer::new(Code::NoConsent, 0),
+            false => control::serve(what, argument, reach),
         };
         // An allocation is no cancellation point, but some calls for a request are.
         let answer = heap::keep_errno(|| background::uncancelled(serve));
@@ -378,53 +450,4 @@ fn pid() -> u32 {
     let error = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
     // From the kernel's `posix-timers.h`: the complement of the number, above three bits.
     if error == 0 { !(clock >> 3) as u32 } else { 0 }
-}
-
-/// Makes a segment for a child of a fork, which has private memory in its place.
-#[cold]
-fn make_in_child() -> Answer {
-    let (head, parts) = (HEAD.load(Relaxed), Parts::here());
-    if IS_SHARED.swap(true, Relaxed) {
-        return Answer::new(Code::Done, 0);
-    }
-    let refused = || {
-        IS_SHARED.store(false, Relaxed);
-        Answer::new(Code::Refused, 0)
-    };
-    let Some(file) = File::make(segment::FILE, parts.end) else {
-        return refused();
-    };
-    let fresh = file.map(parts.end);
-    if fresh.is_null() {
-        return refused();
-    }
-    // While this thread holds all locks, no other thread counts an event that needs a lock. Some of
-    // the other events may be lost.
-    if !fork::try_prepare() {
-        unmap(fresh, parts.end);
-        return refused();
-    }
-    copy(head, fresh, parts);
-    publish(fresh, parts);
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-    // SAFETY: both mappings have this size, and belong to this module. The exchange is atomic for
-    // threads that count at the old place.
-    let moved = unsafe { libc::mremap(fresh.cast(), parts.end, parts.end, flags, head) };
-    if moved == libc::MAP_FAILED {
-        // The kernel may have unmapped the old place before it failed. The locks keep most threads
-        // away from that place until it has memory again.
-        let private = map_private(head, parts.end);
-        if private.is_null() {
-            pinfold::abort(format_args!("the system has no memory for the statistics"));
-        }
-        copy(fresh, private, parts);
-        unmap(fresh, parts.end);
-    } else {
-        file.keep(SEGMENT_MODE, segment::SEALS);
-    }
-    fork::parent();
-    if moved == libc::MAP_FAILED {
-        return refused();
-    }
-    Answer::new(Code::Done, 0)
 }

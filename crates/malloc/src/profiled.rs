@@ -30,9 +30,12 @@ use core::time::Duration;
 use pinfold::arena;
 use pinfold::guarded;
 use pinfold::profile::{self, DEFAULT_INTERVAL, MAX_INTERVAL, Memory};
-use pinfold::segment::PROFILE_FILE;
+use pinfold::segment::{self, PROFILE_FILE};
 use pinfold::shepherd;
-use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE};
+use pinfold::slab::{
+    self,
+    kmalloc::{self, MAX_CLASS_SIZE},
+};
 
 /// The environment variable that turns the profile on at the start: `on`, or the mean bytes from
 /// one sample to the next.
@@ -98,19 +101,7 @@ pub(crate) fn start(interval: u64) -> bool {
     start_ready(interval)
 }
 
-/// Does what [`start`] does, in an allocator that is started, and shows the profile to other
-/// processes.
-pub(crate) fn start_and_show(interval: u64) -> bool {
-    let was_on = is_profiling();
-    let shown = start_ready(interval) && show();
-    if !shown && !was_on {
-        // A profile that no process can read would only cost time.
-        stop();
-    }
-    shown
-}
-
-/// Does what [`start_and_show`] does, for a shepherd, which must not wait for the loader's lock: a
+/// Does what [`start_ready`] does, for a shepherd, which must not wait for the loader's lock: a
 /// thread that holds this lock may wait for the shepherd. Returns false if the profile has not
 /// started within a second. It may start later then.
 #[cold]
@@ -124,7 +115,7 @@ pub(crate) fn start_apart(interval: u64) -> bool {
     }
     APART_INTERVAL.store(interval, Relaxed);
     let in_thread = || {
-        let done = match start_and_show(APART_INTERVAL.load(Relaxed)) {
+        let done = match start_ready(APART_INTERVAL.load(Relaxed)) {
             true => STARTED,
             false => REFUSED,
         };
@@ -150,12 +141,13 @@ const STARTED: u8 = 2;
 static APART_INTERVAL: AtomicU64 = AtomicU64::new(0);
 
 /// Does what [`start`] does, once the allocator is started.
-fn start_ready(interval: u64) -> bool {
+pub(crate) fn start_ready(interval: u64) -> bool {
     exclusively(|| {
         let memory = || shared_memory().or_else(profile::private_memory);
         // SAFETY: both functions return zeroed memory that no other code knows.
         let started = unsafe { profile::start(interval, memory) };
         if started {
+            show();
             sample_for(PROFILE);
         }
         started
@@ -270,12 +262,12 @@ fn shared_memory() -> Option<Memory> {
     })
 }
 
-/// Moves the records of a forked child to shared memory, so that `pinfold heap` can read them.
-/// Returns false if there is no profile, if the system refuses, or if another thread is starting or
-/// stopping the profile.
-fn show() -> bool {
-    // SAFETY: `shared_memory` returns zeroed memory that no other code knows.
-    exclusively(|| unsafe { profile::share(shared_memory) })
+/// Shows in the segment where the profile's records are.
+fn show() {
+    if let (Some(segment), Some((records, _))) = (segment::current(), profile::bytes()) {
+        // Release pairs with the acquire of a process that reads the segment.
+        segment.profile.store(records.addr() as u64, Release);
+    }
 }
 
 /// Returns whether no thread is loading or unloading a library. Reads `r_debug.state`, whose
@@ -330,6 +322,7 @@ pub(crate) fn in_child() {
     BUSY.store(false, Relaxed);
     APART.store(REFUSED, Relaxed);
     profile::in_child(live::process());
+    show();
     guarded::in_child();
 }
 
@@ -352,6 +345,8 @@ fn exclusively(f: impl FnOnce() -> bool) -> bool {
 pub(crate) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
     gate::tick_if_needed();
     if let Some(mean) = profile::due(size) {
+        // A program whose other calls are all fast looks for requests here.
+        slab::tick();
         return alloc_sampled((size, ALIGN, false), mean, profile::here());
     }
     let block = alloc_behind(size);

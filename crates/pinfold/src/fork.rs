@@ -300,20 +300,6 @@ pub fn prepare() {
     }
 }
 
-/// Takes all locks as [`prepare`] does. Returns false, and takes none, if another thread forks, or
-/// if the caller is a handler that interrupted a fork. Such a fork may wait for the program's
-/// locks, and the caller may hold one of these.
-#[doc(hidden)]
-pub fn try_prepare() -> bool {
-    let one = ONE.try_lock();
-    let is_free = one.is_some();
-    if is_free {
-        core::mem::forget(one);
-        take_all();
-    }
-    is_free
-}
-
 /// Takes the locks of all modules. The caller holds [`ONE`].
 fn take_all() {
     // Relaxed, because `Word::lock_for_fork` changes each lock's word with release order after this

@@ -11,7 +11,7 @@
 mod mailbox;
 
 use loom::thread;
-use mailbox::{Answer, Code, Consent, GET, MAKE, Mailbox, Posted, Request, TRIM};
+use mailbox::{Answer, Code, Consent, GET, Mailbox, Posted, Request, TRIM};
 use primitive::NOW;
 use std::sync::PoisonError;
 use std::sync::atomic::AtomicBool;
@@ -128,7 +128,7 @@ fn no_request_is_served_by_the_consent_to_another() {
     model.preemption_bound = Some(3);
     model.check(|| {
         NOW.store(1000, Relaxed);
-        let requests = [SHORT, LONG].map(|ms| Request::new(ASKED, MAKE, ms));
+        let requests = [SHORT, LONG].map(|ms| Request::new(ASKED, TRIM, ms));
         let mailbox = loom::sync::Arc::new(Mailbox::zeroed());
         let consents = std::sync::Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
         let looks = {

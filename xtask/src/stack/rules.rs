@@ -71,6 +71,7 @@ const COSTS: &[(&str, u64)] = &[
     // In the vDSO.
     ("clock_gettime", 256),
     ("close", 128),
+    ("dup3", 32),
     ("fchmod", 64),
     ("fcntl", 256),
     ("ftruncate", 64),
@@ -132,9 +133,6 @@ const EXCLUDED: &[&str] = &[
     "core::fmt::write",
     // Reports the first error in a cache that checks.
     "pinfold::slab::debug::report::raise",
-    // Runs once in a forked child, if another process asks for its statistics. Calls the hooks of
-    // all locks, as a fork does.
-    "pinfold_malloc::live::make_in_child",
     // Makes a thread, if another process asks for a heap profile. Runs in a shepherd's thread, or
     // in the program's own call of `tick`.
     "pinfold_malloc::profiled::start_apart",

@@ -1,5 +1,6 @@
-//! The bytes of a file that another process can write to.
+//! The bytes of a file that another process can write to, or of its memory.
 
+use super::Memory;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
@@ -11,6 +12,8 @@ use std::os::unix::fs::FileExt;
 #[derive(Debug)]
 pub struct Content {
     file: File,
+    /// Where in `file` the bytes begin: 0 in a file, an address in a process's memory.
+    start: u64,
     size: u64,
 }
 
@@ -18,17 +21,28 @@ impl Content {
     /// Returns the bytes of a regular file, as it is long now.
     pub fn of_file(file: File) -> io::Result<Content> {
         let size = file.metadata()?.len();
-        Ok(Content { file, size })
+        Ok(Content {
+            file,
+            start: 0,
+            size,
+        })
+    }
+
+    /// Returns `size` bytes of a memory that is open.
+    pub fn of_opened(memory: &Memory, start: u64, size: u64) -> io::Result<Content> {
+        let file = memory.file()?;
+        Ok(Content { file, start, size })
     }
 
     /// Reads `size` bytes from `at` on. Returns fewer if the bytes end before.
     pub fn read(&self, at: u64, size: usize) -> io::Result<Vec<u8>> {
         let rest = self.size.saturating_sub(at);
         let size = size.min(usize::try_from(rest).unwrap_or(usize::MAX));
+        let from = self.start.checked_add(at).ok_or(ErrorKind::InvalidInput)?;
         let mut bytes = vec![0; size];
         let mut done = 0;
         while done < size {
-            match self.file.read_at(&mut bytes[done..], at + done as u64) {
+            match self.file.read_at(&mut bytes[done..], from + done as u64) {
                 Ok(0) => break,
                 Ok(got) => done += got,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}

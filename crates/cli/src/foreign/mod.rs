@@ -18,11 +18,13 @@
 
 mod content;
 mod maps;
+mod memory;
 mod open;
 mod process;
 
 pub use content::Content;
 pub use maps::Mapping;
+pub use memory::Memory;
 pub use open::{
     Unopened, open_beneath, open_mapped, open_own, open_regular, regular, reopen_for_writing,
 };

@@ -142,9 +142,18 @@ impl Process {
         Ok(bytes)
     }
 
-    /// Opens a file of the kernel's in the process's folder.
+    /// Opens a file of the kernel's in the process's folder for reading.
     pub(super) fn file(&self, name: &str) -> io::Result<File> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
+        self.opened(name, OFlags::RDONLY)
+    }
+
+    /// Opens a file of the kernel's in the process's folder for reading and writing.
+    pub(super) fn file_to_write(&self, name: &str) -> io::Result<File> {
+        self.opened(name, OFlags::RDWR)
+    }
+
+    fn opened(&self, name: &str, access: OFlags) -> io::Result<File> {
+        let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = openat(&self.folder, name, flags | OFlags::NONBLOCK, Mode::empty())?;
         Ok(file.into())
     }

@@ -1,8 +1,7 @@
 //! `pinfold trim` and `pinfold set`: what a running process is asked to do.
 
 use super::mail::{Mail, NoAnswer};
-use super::numbers::Numbers;
-use super::source::name;
+use super::source::{Source, name};
 use crate::figures::{self, Table};
 use crate::foreign::Process;
 use anyhow::{Context, Result, anyhow, bail};
@@ -75,7 +74,7 @@ impl Ask {
     }
 
     fn open(&self) -> Result<Mail> {
-        Mail::open(self.pid, &Numbers::read()).with_context(|| self.process())
+        Mail::open(self.pid).with_context(|| self.process())
     }
 
     fn process(&self) -> String {
@@ -88,7 +87,11 @@ impl Ask {
         let why = match answer {
             Ok(answer) => return Ok(answer),
             Err(NoAnswer::Late) => anyhow!(
-                "it did not answer within {} s, and will not do it; a process without a shepherd answers when it next allocates, and one that sleeps does not: give a longer --timeout, or start it with `pinfold run --shepherd`",
+                "it did not answer within {} s, and will not do it; a process without a shepherd answers only while it allocates: give a longer --timeout, or start it with `pinfold run --shepherd`",
+                self.timeout.as_secs_f64()
+            ),
+            Err(NoAnswer::Untraceable) => anyhow!(
+                "it did not answer within {} s, and will not do it; it has no shepherd, and sleeps, or its allocations all take the fast path, which does not look for requests: give a longer --timeout, run this as root with CAP_SYS_PTRACE, which has the next allocation look, or start it with `pinfold run --shepherd`",
                 self.timeout.as_secs_f64()
             ),
             Err(NoAnswer::Busy) => anyhow!(
@@ -195,7 +198,6 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
         .iter()
         .map(|text| change(text))
         .collect::<Result<_>>()?;
-    let mail = args.ask.open()?;
     let last = match changes.is_empty() {
         true => "TAKES",
         false => "BEFORE",
@@ -213,14 +215,19 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
         ]);
     };
     if changes.is_empty() {
-        for (number, setting) in SETTINGS.iter().enumerate() {
-            let now = present(&args.ask, &mail, number, setting)?;
+        let snapshot = Source::open(args.ask.pid).and_then(|source| source.read());
+        let snapshot = snapshot.with_context(|| args.ask.process())?;
+        for (setting, &now) in SETTINGS.iter().zip(&snapshot.settings) {
             note(setting, now, None);
         }
     }
-    let mut make = |(number, setting, value): Change| -> Result<()> {
-        let before = present(&args.ask, &mail, number, setting)?;
-        let answer = args.ask.ask(&mail, SET + number as u32, value)?;
+    let mail = match changes.is_empty() {
+        true => None,
+        false => Some(args.ask.open()?),
+    };
+    let mut make = |mail: &Mail, (number, setting, value): Change| -> Result<()> {
+        let before = present(&args.ask, mail, number, setting)?;
+        let answer = args.ask.ask(mail, SET + number as u32, value)?;
         match answer.code() {
             Some(Code::Done) => note(setting, answer.value(), Some(before)),
             _ => bail!("{}: it refuses the value", args.ask.process()),
@@ -228,9 +235,12 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
         Ok(())
     };
     // If a change fails, the user learns which ones were made.
-    let result = changes.into_iter().try_for_each(|change| {
-        let failed = || format!("{}={}", change.1.name, change.1.show(change.2));
-        make(change).with_context(failed)
+    let mut changes = changes.into_iter();
+    let result = mail.iter().try_for_each(|mail| {
+        changes.try_for_each(|change| {
+            let failed = || format!("{}={}", change.1.name, change.1.show(change.2));
+            make(mail, change).with_context(failed)
+        })
     });
     if result.is_err() && rows.is_empty() {
         return result.map(|()| ExitCode::SUCCESS);

@@ -1,26 +1,21 @@
 //! `pinfold list`: the processes that run on Pinfold.
 
 use super::backend_name;
-use super::mail::{Asked, Child, LONGEST_PAUSE, NoAnswer, ask_to_show};
-use super::numbers::Numbers;
 use super::snapshot::Snapshot;
-use super::source::{PATIENCE, Source, Unreadable};
+use super::source::{Source, Unreadable};
 use crate::figures::{self, Table};
 use crate::foreign::pids;
 use anyhow::{Context, Result, bail};
-use pinfold::segment::Code;
 use serde::Serialize;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU32};
-use std::thread::{self, sleep};
 use std::time::{Duration, Instant, SystemTime};
 
 /// List the processes that run on Pinfold
 ///
-/// Shows the processes that this user may look at. A forked child shows itself from the time that
-/// it was first listed.
+/// Shows the processes that this user may look at, with their forked children.
 #[derive(clap::Args)]
 pub struct Args {
     /// Print one JSON object instead of a table
@@ -73,10 +68,9 @@ impl Row {
 #[derive(Default)]
 pub struct Found {
     pub sources: Vec<Source>,
-    /// Forked children that do not show themselves.
-    children: Vec<u32>,
-    /// Forked children with a seccomp filter, which makes it unsafe to ask them.
-    filtered: Vec<u32>,
+    /// How many processes on Pinfold this user may not trace: forked children, and processes that
+    /// have closed their descriptors.
+    untraceable: usize,
     /// How many processes this user may not look at.
     hidden: usize,
     /// How many processes were not looked at, because the look took too long.
@@ -88,29 +82,8 @@ pub struct Found {
 /// How long a look at all processes may take. A process can make each look at it slow.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// Finds all processes. Has a thread ask forked children to show themselves, so that a later call
-/// finds them.
+/// Finds all processes.
 pub fn sources() -> Result<Found> {
-    static IS_ASKING: AtomicBool = AtomicBool::new(false);
-    let found = find()?;
-    if !found.children.is_empty() && !IS_ASKING.swap(true, Relaxed) {
-        let mut children = Found {
-            children: found.children.clone(),
-            ..Found::default()
-        };
-        let asking = thread::Builder::new().spawn(move || {
-            children.ask();
-            IS_ASKING.store(false, Relaxed);
-        });
-        if asking.is_err() {
-            IS_ASKING.store(false, Relaxed);
-        }
-    }
-    Ok(found)
-}
-
-/// Finds all processes. Does not ask forked children.
-fn find() -> Result<Found> {
     // The process with which the last look ended. The next one begins behind it, so that slow
     // processes do not hide others from each look.
     static LAST: AtomicU32 = AtomicU32::new(0);
@@ -133,9 +106,10 @@ fn find() -> Result<Found> {
         }
         match Source::open(pid) {
             Ok(source) => found.sources.push(source),
-            Err(Unreadable::Child) => found.children.push(pid),
+            Err(Unreadable::Untraceable) => found.untraceable += 1,
             Err(Unreadable::Forbidden) => found.hidden += 1,
-            Err(Unreadable::NotShown | Unreadable::Gone) => {}
+            // A child between its fork and its exec shares its parent's statistics.
+            Err(Unreadable::NotShown | Unreadable::Gone | Unreadable::Shares) => {}
             Err(why) => found.refused.push((pid, why)),
         }
     }
@@ -159,73 +133,6 @@ pub fn allow_many_files() -> u64 {
     limit.rlim_cur
 }
 
-impl Found {
-    /// Asks the forked children to show themselves, and waits for them for [`PATIENCE`] at most.
-    fn ask(&mut self) {
-        if self.children.is_empty() {
-            return;
-        }
-        let begin = Instant::now();
-        let numbers = Numbers::read();
-        let mut asked: Vec<Child> = Vec::new();
-        let mut unable = Vec::new();
-        loop {
-            self.post(&numbers, &mut asked);
-            asked.retain(|child| match child.answer() {
-                Ok(None) => child.is_alive(),
-                Ok(Some(answer)) if answer.code() == Some(Code::Done) => {
-                    self.sources.extend(Source::open(child.pid()));
-                    false
-                }
-                // It got the consent too late, and is asked again.
-                Ok(Some(answer)) if answer.code() == Some(Code::NoConsent) => {
-                    self.children.push(child.pid());
-                    false
-                }
-                // It may have no more files.
-                Ok(Some(_)) => {
-                    unable.push(child.pid());
-                    false
-                }
-                Err(NoAnswer::Filtered) => {
-                    self.filtered.push(child.pid());
-                    false
-                }
-                Err(_) => false,
-            });
-            let is_done = self.children.is_empty() && asked.is_empty();
-            if is_done || begin.elapsed() >= PATIENCE {
-                break;
-            }
-            sleep(LONGEST_PAUSE);
-        }
-        self.children.extend(asked.iter().map(Child::pid));
-        self.children.append(&mut unable);
-    }
-
-    /// Posts requests to the children that were not asked yet, until a mailbox is full.
-    fn post(&mut self, numbers: &Numbers, asked: &mut Vec<Child>) {
-        let mut is_full = false;
-        self.children.retain(|&pid| {
-            if is_full {
-                return true;
-            }
-            match ask_to_show(pid, numbers) {
-                Ok(Asked::Posted(child)) => asked.push(child),
-                Ok(Asked::Full) => is_full = true,
-                Ok(Asked::Filtered) => self.filtered.push(pid),
-                Err(Unreadable::NoMailbox | Unreadable::Gone) => {}
-                Err(why) => self.refused.push((pid, why)),
-            }
-            is_full
-        });
-        if is_full {
-            // The next child may have another mailbox.
-            self.children.rotate_left(1);
-        }
-    }
-}
-
 /// Reads the processes that were found.
 pub fn rows(found: &Found) -> Vec<Row> {
     let rows = found.sources.iter();
@@ -233,15 +140,8 @@ pub fn rows(found: &Found) -> Vec<Row> {
         .collect()
 }
 
-/// Finds all processes. Asks forked children to show themselves, and waits for them.
-pub fn sources_and_children() -> Result<Found> {
-    let mut found = find()?;
-    found.ask();
-    Ok(found)
-}
-
 pub fn main(args: Args) -> Result<ExitCode> {
-    let mut found = sources_and_children()?;
+    let mut found = sources()?;
     found.sources.sort_by_key(|source| source.pid);
     let rows = rows(&found);
     for (pid, why) in &found.refused {
@@ -252,20 +152,12 @@ pub fn main(args: Args) -> Result<ExitCode> {
         false => table(&rows).to_string(),
     };
     figures::print(&text)?;
-    let name = |children: &[u32], what: &str| {
-        if !children.is_empty() {
-            let numbers: Vec<String> = children.iter().map(u32::to_string).collect();
-            figures::note(format_args!("{what}: {}", numbers.join(" ")));
-        }
-    };
-    name(
-        &found.children,
-        "forked children that show no statistics yet: run `pinfold list` again; a child answers when it next allocates or frees, and needs a free file descriptor",
-    );
-    name(
-        &found.filtered,
-        "forked children with a seccomp filter, which cannot be asked to show themselves",
-    );
+    if found.untraceable > 0 {
+        figures::note(format_args!(
+            "processes on Pinfold that are not shown: {}; forked children, and processes that have closed their descriptors, are read by those that may trace them: run this as root with CAP_SYS_PTRACE, or as their owner while kernel.yama.ptrace_scope is 0",
+            found.untraceable
+        ));
+    }
     if found.unseen > 0 {
         figures::note(format_args!(
             "{} processes were not looked at, because other processes took more than {} s to read",

@@ -1,21 +1,30 @@
 //! Asks a process for something through its mailbox, and waits for the answer.
 
-use super::numbers::Numbers;
-use super::source::{MAILBOX_LINK, PATIENCE, Unreadable, files, is_mapped};
+use super::behind::Behind;
+use super::source::{MAILBOX_LINK, Unreadable, files};
 use crate::foreign::{Process, has_ended, reopen_for_writing};
-use pinfold::segment::{Answer, Code, MAKE, Mailbox, Posted, Request};
-use std::io::{self, ErrorKind};
+use pinfold::segment::{Answer, Code, Mailbox, Posted, Request};
+use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// A process's mailbox, mapped. A forked child has its parent's.
+/// A process's mailbox.
 pub struct Mail {
     page: Page,
     process: Process,
     /// The process's number as it sees itself.
     inner: u32,
+    /// The process's memory, if this user may trace the process.
+    behind: Option<Behind>,
+}
+
+/// How the mailbox is reached.
+enum Page {
+    Mapped(Mapped),
+    /// In the process's memory.
+    Behind,
 }
 
 /// Why there is no answer.
@@ -25,6 +34,8 @@ pub enum NoAnswer {
     Full,
     /// The process has not looked in time.
     Late,
+    /// The process has not looked in time, and this user may not trace it to have it look.
+    Untraceable,
     /// The process has begun with what it was asked for, and has not ended it in time.
     Busy,
     /// The process has ended.
@@ -39,12 +50,119 @@ pub enum NoAnswer {
 /// an allocation or free, and gives up after 100 ms.
 pub const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 
+/// How long a request may wait before this command closes the fast path of malloc.
+const CLOSE_AFTER: Duration = Duration::from_millis(20);
+
 impl Mail {
-    /// Opens the mailbox of process `pid`. `numbers` are those of all processes.
-    pub fn open(pid: u32, numbers: &Numbers) -> Result<Mail, Unreadable> {
+    /// Opens the mailbox of process `pid`.
+    pub fn open(pid: u32) -> Result<Mail, Unreadable> {
         let process = Process::open(pid)?;
         let inner = process.inner_pid()?;
-        for (file, mapping) in files(&process, MAILBOX_LINK)? {
+        let behind = Behind::find(&process);
+        let mapped = Mapped::open(&process);
+        // Another process may have got the number before its files were opened.
+        if process.has_ended()? {
+            return Err(Unreadable::Gone);
+        }
+        let (page, behind) = match (mapped, behind) {
+            (Ok(Some(mapped)), behind) => (Page::Mapped(mapped), behind.ok().flatten()),
+            (_, Ok(Some(behind))) if behind.with_mailbox(Mailbox::is_ready)? => {
+                (Page::Behind, Some(behind))
+            }
+            (Err(why), _) | (_, Err(why)) => return Err(why),
+            _ => return Err(Unreadable::NoMailbox),
+        };
+        Ok(Mail {
+            page,
+            process,
+            inner,
+            behind,
+        })
+    }
+
+    /// Has `act` work on the mailbox.
+    fn with<R>(&self, act: impl FnOnce(&Mailbox) -> R) -> Result<R, NoAnswer> {
+        match (&self.page, &self.behind) {
+            (Page::Mapped(mapped), _) => Ok(act(mapped.mailbox())),
+            (Page::Behind, Some(behind)) => behind.with_mailbox(act).map_err(|_| NoAnswer::Gone),
+            (Page::Behind, None) => Err(NoAnswer::Gone),
+        }
+    }
+
+    fn post(&self, what: u32, argument: u64, time: Duration) -> Result<Posted, NoAnswer> {
+        let request = Request::new(self.inner, what, time.as_millis() as u64);
+        let posted = self.with(|mailbox| mailbox.post(request, argument))?;
+        if let Page::Mapped(mapped) = &self.page {
+            let (bell, operation) = (mapped.mailbox().bell.as_ptr(), libc::FUTEX_WAKE);
+            // SAFETY: the operation reads no memory but the word, which is mapped.
+            unsafe { libc::syscall(libc::SYS_futex, bell, operation, i32::MAX) };
+        }
+        posted.ok_or(NoAnswer::Full)
+    }
+
+    /// Asks the process for `what`, and waits for its answer for `patience` at most.
+    pub fn ask(&self, what: u32, argument: u64, patience: Duration) -> Result<Answer, NoAnswer> {
+        let begin = Instant::now();
+        let mut posted = self.post(what, argument, patience)?;
+        let mut pause = Duration::from_micros(200);
+        let mut closed = begin;
+        loop {
+            match self.answer_to(posted)? {
+                Some(answer) if answer.code() != Some(Code::NoConsent) => return Ok(answer),
+                Some(_) if begin.elapsed() >= patience => return Err(NoAnswer::Slow),
+                // The consent came too late, or another process's request took the time.
+                Some(_) => {
+                    let rest = patience.saturating_sub(begin.elapsed());
+                    posted = self.post(what, argument, rest)?;
+                }
+                None => {}
+            }
+            let is_gone = !self.is_alive();
+            if is_gone || begin.elapsed() >= patience {
+                let was_taken = self.with(|mailbox| mailbox.withdraw(posted));
+                return Err(match was_taken {
+                    _ if is_gone => NoAnswer::Gone,
+                    Ok(true) => NoAnswer::Busy,
+                    Ok(false) if self.behind.is_none() => NoAnswer::Untraceable,
+                    Ok(false) => NoAnswer::Late,
+                    Err(why) => why,
+                });
+            }
+            if closed.elapsed() >= CLOSE_AFTER && self.with(|mailbox| mailbox.is_waiting(posted))? {
+                closed = Instant::now();
+                // A process that has become another program has no such gate.
+                let _ = self.behind.as_ref().map(Behind::close_gate);
+            }
+            sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    fn is_alive(&self) -> bool {
+        self.process.has_ended().is_ok_and(|ended| !ended)
+    }
+
+    /// Returns the answer, if there is one. Gives the process its consent if it wants it.
+    fn answer_to(&self, posted: Posted) -> Result<Option<Answer>, NoAnswer> {
+        if self.with(|mailbox| mailbox.wants_consent(posted))? {
+            if has_filter(&self.process) {
+                self.with(|mailbox| mailbox.withdraw(posted))?;
+                return Err(NoAnswer::Filtered);
+            }
+            self.with(|mailbox| mailbox.give_consent(posted))?;
+        }
+        self.with(|mailbox| mailbox.answer_to(posted))
+    }
+}
+
+/// A mailbox's file, mapped.
+struct Mapped(*mut libc::c_void);
+
+impl Mapped {
+    /// Maps the mailbox of a process. Returns `None` if it has none in shared memory, as a forked
+    /// child.
+    fn open(process: &Process) -> Result<Option<Mapped>, Unreadable> {
+        for file in files(process, MAILBOX_LINK)? {
             let file = reopen_for_writing(&file)?;
             // SAFETY: the call uses no memory of this process.
             let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -60,111 +178,25 @@ impl Mail {
             if at == libc::MAP_FAILED {
                 return Err(io::Error::last_os_error().into());
             }
-            let page = Page(at.cast());
-            // Another program may have begun before the files were opened.
-            if process.has_ended()? {
-                return Err(Unreadable::Gone);
-            }
-            if page.mailbox().is_ready() {
-                // A process of which that is not known may have the same mailbox, unless it has
-                // other rights than the one that this user may look at.
-                let shares = |other: &u32| {
-                    let other = Process::open(*other);
-                    match other.and_then(|other| is_mapped(&other, &mapping)) {
-                        Ok(shares) => shares,
-                        Err(error) => {
-                            !has_ended(&error) && error.kind() != ErrorKind::PermissionDenied
-                        }
-                    }
-                };
-                return match numbers.others(pid, inner).find(shares) {
-                    Some(other) => Err(Unreadable::Namesake(other)),
-                    None => Ok(Mail {
-                        page,
-                        process,
-                        inner,
-                    }),
-                };
+            let mapped = Mapped(at);
+            if mapped.mailbox().is_ready() {
+                return Ok(Some(mapped));
             }
         }
-        Err(Unreadable::NoMailbox)
+        Ok(None)
     }
 
-    fn mailbox(&self) -> &Mailbox {
-        self.page.mailbox()
-    }
-
-    fn post(&self, what: u32, argument: u64, time: Duration) -> Option<Posted> {
-        let request = Request::new(self.inner, what, time.as_millis() as u64);
-        let posted = self.mailbox().post(request, argument);
-        let (bell, operation, all) = (self.mailbox().bell.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
-        // SAFETY: the operation reads no memory but the word, which is mapped.
-        unsafe { libc::syscall(libc::SYS_futex, bell, operation, all) };
-        posted
-    }
-
-    /// Asks the process for `what`, and waits for its answer for `patience` at most.
-    pub fn ask(&self, what: u32, argument: u64, patience: Duration) -> Result<Answer, NoAnswer> {
-        let begin = Instant::now();
-        let mut posted = self.post(what, argument, patience).ok_or(NoAnswer::Full)?;
-        let mut pause = Duration::from_micros(200);
-        loop {
-            match self.answer_to(posted)? {
-                Some(answer) if answer.code() != Some(Code::NoConsent) => return Ok(answer),
-                Some(_) if begin.elapsed() >= patience => return Err(NoAnswer::Slow),
-                // The consent came too late, or another process's request took the time.
-                Some(_) => {
-                    let rest = patience.saturating_sub(begin.elapsed());
-                    posted = self.post(what, argument, rest).ok_or(NoAnswer::Full)?;
-                }
-                None => {}
-            }
-            let is_gone = !self.is_alive();
-            if is_gone || begin.elapsed() >= patience {
-                let was_taken = self.mailbox().withdraw(posted);
-                return Err(match was_taken {
-                    _ if is_gone => NoAnswer::Gone,
-                    true => NoAnswer::Busy,
-                    false => NoAnswer::Late,
-                });
-            }
-            sleep(pause);
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    }
-
-    fn is_alive(&self) -> bool {
-        self.process.has_ended().is_ok_and(|ended| !ended)
-    }
-
-    /// Returns the answer, if there is one. Gives the process its consent if it wants it.
-    fn answer_to(&self, posted: Posted) -> Result<Option<Answer>, NoAnswer> {
-        if self.mailbox().wants_consent(posted) {
-            if has_filter(&self.process) {
-                self.mailbox().withdraw(posted);
-                return Err(NoAnswer::Filtered);
-            }
-            self.mailbox().give_consent(posted);
-        }
-        Ok(self.mailbox().answer_to(posted))
-    }
-}
-
-/// A mapping of a mailbox.
-struct Page(*mut Mailbox);
-
-impl Page {
     fn mailbox(&self) -> &Mailbox {
         // SAFETY: the mapping is as large as a mailbox, all its fields are atomics, and it stays
         // until this value is dropped.
-        unsafe { &*self.0 }
+        unsafe { &*self.0.cast_const().cast::<Mailbox>() }
     }
 }
 
-impl Drop for Page {
+impl Drop for Mapped {
     fn drop(&mut self) {
         // SAFETY: nothing refers to the mapping any more.
-        unsafe { libc::munmap(self.0.cast(), size_of::<Mailbox>()) };
+        unsafe { libc::munmap(self.0, size_of::<Mailbox>()) };
     }
 }
 
@@ -194,53 +226,6 @@ fn is_without_filter(task: &Process) -> bool {
             None => status.is_whole_status(),
         },
         Err(error) => has_ended(&error),
-    }
-}
-
-/// A forked child that was asked to make a segment of its own.
-pub struct Child {
-    mail: Mail,
-    posted: Posted,
-}
-
-/// Whether a forked child was asked to make a segment of its own.
-pub enum Asked {
-    Posted(Child),
-    /// All slots of the mailbox are taken.
-    Full,
-    /// A seccomp filter may end the process if it makes a file.
-    Filtered,
-}
-
-/// Asks a forked child to make a segment of its own. Does not wait for it.
-pub fn ask_to_show(pid: u32, numbers: &Numbers) -> Result<Asked, Unreadable> {
-    let mail = Mail::open(pid, numbers)?;
-    if has_filter(&mail.process) {
-        return Ok(Asked::Filtered);
-    }
-    let posted = mail.post(MAKE, 0, PATIENCE);
-    Ok(posted.map_or(Asked::Full, |posted| Asked::Posted(Child { mail, posted })))
-}
-
-impl Child {
-    pub fn pid(&self) -> u32 {
-        self.mail.process.pid()
-    }
-
-    pub fn is_alive(&self) -> bool {
-        self.mail.is_alive()
-    }
-
-    /// Returns what the child has answered, if it has. Call this every [`LONGEST_PAUSE`], because
-    /// the child may be waiting for the consent to make a file.
-    pub fn answer(&self) -> Result<Option<Answer>, NoAnswer> {
-        self.mail.answer_to(self.posted)
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        self.mail.mailbox().withdraw(self.posted);
     }
 }
 

@@ -2,11 +2,11 @@
 //! `pinfold top`, `pinfold serve`, `pinfold vmstat`; and what they are asked to do: `pinfold trim`,
 //! `pinfold set`. `doctor` and `heap` read processes by this module too.
 
+mod behind;
 mod calls;
 pub mod control;
 pub mod list;
 mod mail;
-mod numbers;
 pub mod serve;
 pub mod slabinfo;
 mod snapshot;

@@ -3,7 +3,7 @@
 use super::calls::Calls;
 use pinfold::segment::{
     CACHES, COUNTERS, CacheRow, CounterRow, EVENTS, Kind, MAGIC, NODES, NodeEvents, NodeMemory,
-    Segment, SlabEvent, VERSION,
+    SETTINGS, Segment, SlabEvent, VERSION,
 };
 use pinfold::slab::kmalloc;
 use pinfold::vmstat::Item;
@@ -35,6 +35,8 @@ pub struct Snapshot {
     pub counters: Vec<Counter>,
     /// When the counters were written, in nanoseconds of the system's clock.
     pub counted_ns: u64,
+    /// The present values of the settings, by their numbers.
+    pub settings: Vec<u64>,
     /// What was counted at each call, if the process counts calls.
     pub calls: Option<Calls>,
 }
@@ -238,6 +240,13 @@ impl Head {
     }
 }
 
+/// Returns the present values of the settings that the process shows.
+fn settings(bytes: &Bytes<'_>) -> Result<Vec<u64>, Refused> {
+    let used = bytes.place(offset_of!(Segment, settings_used))?;
+    let word = |nth| bytes.word(offset_of!(Segment, settings) + 8 * nth);
+    (0..used.min(SETTINGS)).map(word).collect()
+}
+
 impl Snapshot {
     /// Reads a segment that is in memory.
     pub fn parse(bytes: &[u8]) -> Result<Snapshot, Refused> {
@@ -307,6 +316,7 @@ impl Snapshot {
                 .filter_map(Result::transpose)
                 .collect::<Result<_, _>>()?,
             counted_ns: bytes.word(offset_of!(Segment, counted_ns))?,
+            settings: settings(bytes)?,
             calls,
         })
     }
@@ -318,15 +328,6 @@ impl Snapshot {
     pub fn used(&self) -> u64 {
         let runs = self.nodes.iter().map(|node| node.used);
         runs.fold(self.huge, u64::saturating_add)
-    }
-
-    /// Returns the bytes of [`used`](Self::used) that are not in free objects of slabs.
-    pub fn in_use(&self) -> u64 {
-        let free = |cache: &Cache| {
-            let free = cache.total().saturating_sub(cache.out());
-            free.saturating_mul(cache.size)
-        };
-        self.used().saturating_sub(self.of_caches(free))
     }
 
     /// Returns the bytes in dirty free runs.

@@ -1,12 +1,14 @@
 //! Finds a process's statistics segment, and reads it.
 //!
 //! The segment is a file without a name that the process has mapped. Root opens it by the mapping.
-//! The process's own user opens it by one of the process's descriptors, unless the program has
-//! closed them all. In a process that counts every call, the segment is a file with a name.
+//! The process's own user opens it by one of the process's descriptors. In a forked child, and where
+//! the program has closed its descriptors, it is read in the process's memory ([`Behind`]). In a
+//! process that counts every call, the segment is a file with a name.
 //!
 //! The process may be hostile, and `pinfold list` reads all processes. So at most [`FILES`] files
 //! of a process are opened, and a page of each is read before any more.
 
+use super::behind::Behind;
 use super::snapshot::{Refused, Snapshot};
 use crate::foreign::{
     Content, Mapping, Process, Unopened, has_ended, number, open_mapped, regular, system_fields,
@@ -16,7 +18,6 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::Path;
-use std::time::Duration;
 
 /// How the kernel names the files of `pinfold::segment`.
 const SEGMENT_LINK: &[u8] = b"/memfd:pinfold (deleted)";
@@ -26,14 +27,19 @@ pub(super) const MAILBOX_LINK: &[u8] = b"/memfd:pinfold-mailbox (deleted)";
 const FILES: usize = 2;
 /// The most descriptors of a process that are searched: as many as Linux allows by default.
 const DESCRIPTORS: usize = 1 << 20;
-/// How long to wait for forked children: somewhat longer than the time between two ticks.
-pub const PATIENCE: Duration = Duration::from_millis(1200);
+
 /// A process that shows its statistics.
 pub struct Source {
     /// The process's number, as this command sees it.
     pub pid: u32,
     process: Process,
-    held: Held,
+    place: Place,
+}
+
+/// Where a process's segment is.
+enum Place {
+    File(Held),
+    Memory(Behind),
 }
 
 /// Why a process cannot be read.
@@ -45,16 +51,14 @@ pub enum Unreadable {
     Forbidden,
     /// It does not run on Pinfold, or shows no statistics.
     NotShown,
-    /// It has closed the descriptors of its files, and this user may not open its mappings.
-    Closed,
+    /// It is a forked child or has closed its descriptors, and this user may not trace it.
+    Untraceable,
     /// It has no mailbox.
     NoMailbox,
-    /// It is a child of a fork, and has not made a segment of its own yet.
-    Child,
+    /// It has its parent's statistics.
+    Shares,
     /// It has started another program since its segment was opened.
     Replaced,
-    /// This other process has the same mailbox, and the same number in its PID namespace.
-    Namesake(u32),
     Refused(Refused),
     System(io::Error),
 }
@@ -69,22 +73,16 @@ impl fmt::Display for Unreadable {
             Unreadable::NotShown => {
                 "it shows no statistics: it does not run on Pinfold, or has PINFOLD_SEGMENT=off or too low a limit; start it with `pinfold run`, and see `pinfold list`"
             }
-            Unreadable::Closed => {
-                "it has closed its descriptors: run this as root with CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE"
+            Unreadable::Untraceable => {
+                "it is a forked child or has closed its descriptors, so only a process that may trace it can read or ask it: run this as root with CAP_SYS_PTRACE, or as its owner while kernel.yama.ptrace_scope is 0"
             }
             Unreadable::NoMailbox => {
                 "it takes no requests: it does not run on Pinfold, counts every call (`pinfold run --stats`), or has another version of Pinfold; start it with `pinfold run` without --stats"
             }
-            Unreadable::Child => {
-                "it is a forked child without statistics of its own yet; run `pinfold list`, which asks it for them, and try again"
+            Unreadable::Shares => {
+                "it was made by a call that runs no fork handlers, as _Fork, so it shares its parent's statistics until it starts another program"
             }
             Unreadable::Replaced => "it has started another program; run the command again",
-            Unreadable::Namesake(other) => {
-                return write!(
-                    f,
-                    "it cannot be told from process {other}, which it was forked with: both have the same number in their own PID namespaces; end that process first"
-                );
-            }
             Unreadable::Refused(refused) => return refused.fmt(f),
             Unreadable::System(error) => return error.fmt(f),
         })
@@ -92,6 +90,12 @@ impl fmt::Display for Unreadable {
 }
 
 impl std::error::Error for Unreadable {}
+
+impl From<Refused> for Unreadable {
+    fn from(refused: Refused) -> Unreadable {
+        Unreadable::Refused(refused)
+    }
+}
 
 impl From<io::Error> for Unreadable {
     fn from(error: io::Error) -> Unreadable {
@@ -108,16 +112,10 @@ impl Source {
     pub fn open(pid: u32) -> Result<Source, Unreadable> {
         let process = Process::open(pid)?;
         let inner = process.inner_pid()?;
-        let mut has_mailbox = false;
         let shown = mapped(&process, |mapping| {
-            has_mailbox |= mapping.path == MAILBOX_LINK;
             mapping.path == SEGMENT_LINK || is_counted(mapping, inner)
         })?;
-        let mut found = match has_mailbox {
-            // A forked child has its parent's mailbox, and not its parent's segment.
-            true => Unreadable::Child,
-            false => Unreadable::NotShown,
-        };
+        let mut found = Unreadable::NotShown;
         for mapping in shown {
             let held = match Held::open(&process, mapping) {
                 Ok(held) => held,
@@ -129,13 +127,26 @@ impl Source {
             match held.read()? {
                 // A child in a PID namespace of its own may have its parent's number.
                 Ok(snapshot) if snapshot.pid == inner => {
-                    return Ok(Source { pid, process, held });
+                    let place = Place::File(held);
+                    return Ok(Source {
+                        pid,
+                        process,
+                        place,
+                    });
                 }
-                Ok(_) => found = Unreadable::Child,
+                Ok(_) => {}
                 Err(refused) => found = Unreadable::Refused(refused),
             }
         }
-        Err(found)
+        let Some(behind) = Behind::find(&process)? else {
+            return Err(found);
+        };
+        behind.snapshot()?;
+        Ok(Source {
+            pid,
+            process,
+            place: Place::Memory(behind),
+        })
     }
 
     /// Returns a source whose numbers are not read.
@@ -145,11 +156,11 @@ impl Source {
         let first = process.maps().unwrap().next().unwrap().unwrap();
         Source {
             pid: process.pid(),
-            held: Held {
+            place: Place::File(Held {
                 content: Content::of_file(tempfile::tempfile().unwrap()).unwrap(),
                 place: String::new(),
                 mapping: first,
-            },
+            }),
             process,
         }
     }
@@ -163,10 +174,15 @@ impl Source {
         if self.process.has_ended()? {
             return Err(Unreadable::Gone);
         }
-        if !self.held.is_in_place(&self.process) && !self.held.is_mapped(&self.process)? {
-            return Err(Unreadable::Replaced);
+        match &self.place {
+            Place::Memory(behind) => behind.snapshot(),
+            Place::File(held)
+                if !held.is_in_place(&self.process) && !held.is_mapped(&self.process)? =>
+            {
+                Err(Unreadable::Replaced)
+            }
+            Place::File(held) => Ok(held.read()??),
         }
-        self.held.read()?.map_err(Unreadable::Refused)
     }
 
     /// Returns when the process was started, in seconds since the epoch. Returns `None` if the
@@ -211,7 +227,12 @@ pub fn memory_file(process: &Process, link: &[u8]) -> Result<Content, Unreadable
             Err(why) => found = why,
         }
     }
-    Err(found)
+    let behind = Behind::find(process)?;
+    let profile = behind.map(|behind| behind.profile()).transpose()?;
+    match profile.flatten() {
+        Some(content) if content.read(12, 4)? == inner.to_le_bytes() => Ok(content),
+        _ => Err(found),
+    }
 }
 
 /// Returns how many of the kernel's ticks are a second.
@@ -260,18 +281,13 @@ impl Held {
     /// Returns whether the process has mapped the file. A forked child that has replaced its
     /// parent's mapping has not, nor has a process that has started another program.
     fn is_mapped(&self, process: &Process) -> io::Result<bool> {
-        is_mapped(process, &self.mapping)
-    }
-}
-
-/// Returns whether a process has mapped the file of another process's mapping.
-pub(super) fn is_mapped(process: &Process, mapping: &Mapping) -> io::Result<bool> {
-    for other in process.maps()? {
-        if other?.is_same_file(mapping) {
-            return Ok(true);
+        for other in process.maps()? {
+            if other?.is_same_file(&self.mapping) {
+                return Ok(true);
+            }
         }
+        Ok(false)
     }
-    Ok(false)
 }
 
 /// Returns the first mappings that are wanted, one of each file.
@@ -294,12 +310,9 @@ fn mapped(
 }
 
 /// Opens the process's files without a name that the kernel calls `link`.
-pub(super) fn files(process: &Process, link: &[u8]) -> Result<Vec<(File, Mapping)>, Unreadable> {
+pub(super) fn files(process: &Process, link: &[u8]) -> Result<Vec<File>, Unreadable> {
     let mappings = mapped(process, |mapping| mapping.path == link)?;
-    let opened = mappings.into_iter().map(|mapping| {
-        let (file, _) = open(process, &mapping)?;
-        Ok((file, mapping))
-    });
+    let opened = mappings.iter().map(|mapping| Ok(open(process, mapping)?.0));
     opened.collect()
 }
 
@@ -330,7 +343,7 @@ fn open(process: &Process, mapping: &Mapping) -> Result<(File, String), Unreadab
         }
     }
     Err(match unopened(why) {
-        Unreadable::Forbidden => Unreadable::Closed,
+        Unreadable::Forbidden => Unreadable::Untraceable,
         why => why,
     })
 }

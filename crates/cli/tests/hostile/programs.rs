@@ -2,7 +2,7 @@
 
 use crate::fakes;
 use crate::neighbour::{FOLDER, ROLE, announce, die_with_parent, life, ready, skip, stay};
-use pinfold::segment::{MAKE, Mailbox, Request};
+use pinfold::segment::{Mailbox, Request, TRIM};
 use std::ffi::{CStr, OsStr};
 use std::fs::{self, File, OpenOptions};
 use std::hint::black_box;
@@ -245,7 +245,7 @@ fn write_to_mailbox(pid: &str) {
         let what = random.next() as u32 % 40;
         let argument = random.next() >> (random.next() % 64);
         // A limit of a few bytes would only make the program slow.
-        if what == MAKE || argument > 1 << 30 {
+        if what == TRIM || argument > 1 << 30 {
             mailbox.post(Request::new(own, what, 500), argument);
         }
         for _ in 0..20 {

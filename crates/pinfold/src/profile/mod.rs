@@ -150,18 +150,6 @@ pub fn private_memory() -> Option<Memory> {
     })
 }
 
-/// Moves private records to memory that other processes see. Returns false if there are no records,
-/// or the system refuses. Does nothing if they are shared already. Some samples of this moment may
-/// be lost.
-///
-/// # Safety
-///
-/// The same as for [`start`]. The memory is a mapping of its own.
-pub unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
-    // SAFETY: the caller promises the memory.
-    is(READY) && unsafe { records::share(memory) }
-}
-
 /// Notes that `block` was allocated for `size` bytes, with the call stack of this thread. Costs a
 /// walk of the stack.
 ///

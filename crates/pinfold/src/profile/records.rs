@@ -327,11 +327,17 @@ fn copy(from: *const u8, to: *mut u8) {
 /// Replaces the shared records by a private copy, in the child of a fork. The parent may count a
 /// few samples meanwhile, and some of these may be in the copy.
 ///
-/// If the system has no memory, the child has no records: its samples are dropped.
+/// If the system has no memory, the child has no records: its samples are dropped. Writes the
+/// child's number `pid` to the head.
 pub(super) fn in_child(pid: u32) {
-    if !IS_SHARED.swap(false, Relaxed) {
-        return;
+    if IS_SHARED.swap(false, Relaxed) {
+        replace_by_copy();
     }
+    publish(pid);
+}
+
+/// Puts a private copy in the place of the shared records.
+fn replace_by_copy() {
     let old = MEMORY.load(Acquire).cast::<u8>();
     let Some(fresh) = sys::map_sparse(super::BYTES) else {
         MEMORY.store(null_mut(), Relaxed);
@@ -341,7 +347,6 @@ pub(super) fn in_child(pid: u32) {
     // SAFETY: both mappings have this size and belong to this module, and the old content is
     // copied.
     unsafe { replace(old, fresh.as_ptr()) };
-    publish(pid);
 }
 
 /// Puts the memory at `fresh` in the place of the memory at `old`, which has the same records. If
@@ -362,28 +367,6 @@ unsafe fn replace(old: *mut u8, fresh: *mut u8) {
         // Release pairs with the acquire in `head`.
         MEMORY.store(fresh.cast(), Release);
     }
-}
-
-/// Moves private records to the memory that `memory` makes, if it is shared. See [`super::share`].
-///
-/// # Safety
-///
-/// The same as for [`super::share`].
-pub(super) unsafe fn share(memory: impl FnOnce() -> Option<Memory>) -> bool {
-    if IS_SHARED.load(Relaxed) {
-        return true;
-    }
-    let old = MEMORY.load(Acquire).cast::<u8>();
-    let Some(fresh) = (!old.is_null()).then(memory).flatten() else {
-        return false;
-    };
-    copy(old, fresh.start);
-    // Before the new mapping is in place, so that the child of a fork in between makes a copy.
-    IS_SHARED.store(fresh.is_shared, Release);
-    // SAFETY: the old mapping is this module's, and the caller gives up the new one.
-    unsafe { replace(old, fresh.start) };
-    publish(getpid());
-    true
 }
 
 /// The sums over all call stacks.

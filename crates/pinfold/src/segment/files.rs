@@ -5,6 +5,9 @@ use core::ffi::CStr;
 
 /// The name of the segment's file, as `/proc/PID/fd` shows it behind `/memfd:`.
 pub const FILE: &CStr = c"pinfold";
+/// The name of the mark: the mapping behind whose end the mailbox and the segment lie, a page
+/// further each.
+pub const MARK_FILE: &CStr = c"pinfold-mark";
 /// The name of the mailbox's file.
 pub const MAILBOX_FILE: &CStr = c"pinfold-mailbox";
 /// The name of the file with the records of a heap profile ([`crate::profile`]).

@@ -69,8 +69,6 @@ pub const MAIL_MAGIC: u64 = u64::from_le_bytes(*b"PINMAIL\x03");
 /// The value of [`Mailbox::version`]. Other versions are not asked.
 pub const MAIL_VERSION: u32 = 3;
 
-/// Asks a child of a fork to make a segment of its own. The argument is ignored. Needs consent.
-pub const MAKE: u32 = 1;
 /// Asks for free memory to go back to the system. The argument is ignored. The answer's value is a
 /// number of bytes.
 pub const TRIM: u32 = 2;
@@ -111,9 +109,9 @@ pub struct Mailbox {
 /// # Examples
 ///
 /// ```
-/// use pinfold::segment::{MAKE, Request, now_ms};
+/// use pinfold::segment::{TRIM, Request, now_ms};
 ///
-/// let request = Request::new(77, MAKE, 1000);
+/// let request = Request::new(77, TRIM, 1000);
 /// assert_eq!(Request::from_word(request.word()), request);
 /// assert!(request.is_open(now_ms()) && !request.is_open(now_ms() + 3000));
 /// ```
@@ -121,7 +119,7 @@ pub struct Mailbox {
 pub struct Request {
     /// The process, as it sees itself. Linux numbers processes up to 2²².
     pub pid: u32,
-    /// [`MAKE`], [`TRIM`], …
+    /// [`TRIM`], [`TRIM`], …
     pub what: u32,
     state: u32,
     /// The milliseconds of the system's clock, modulo 2³², from which on the request is ignored.
@@ -288,6 +286,10 @@ impl Taken {
 }
 
 impl Mailbox {
+    /// Where the request words end, in bytes.
+    pub const REQUESTS_END: usize =
+        core::mem::offset_of!(Mailbox, requests) + SLOTS * size_of::<AtomicU64>();
+
     /// Returns a mailbox whose words are all 0.
     #[cfg(test)]
     pub(crate) fn zeroed() -> Mailbox {
@@ -438,6 +440,11 @@ impl Mailbox {
         }
         self.withdraw(posted);
         Some(answer)
+    }
+
+    /// Returns whether a posted request waits for the asked process to take it.
+    pub fn is_waiting(&self, posted: Posted) -> bool {
+        self.requests[posted.slot].load(Relaxed) == posted.request.in_state(POSTED)
     }
 
     /// Gives up a request. If the asked process has not taken it, it never will. Returns whether it

@@ -44,11 +44,12 @@ pub use calls::{Call, Shared, place_calls, place_of, share_units};
 pub use counters::{Counted, CountedSet, Kind, ShowError, hide, hide_at, show, show_set};
 pub use events::{EVENTS, NodeEvents, SlabEvent};
 pub use files::{
-    F_SEAL_FUTURE_WRITE, FILE, MAILBOX_FILE, PROFILE_FILE, SEALS, commits_strictly, now_ms,
+    F_SEAL_FUTURE_WRITE, FILE, MAILBOX_FILE, MARK_FILE, PROFILE_FILE, SEALS, commits_strictly,
+    now_ms,
 };
 pub use mailbox::{
-    Answer, Code, Consent, GET, HEAP_START, HEAP_STOP, MAIL_MAGIC, MAIL_VERSION, MAKE, Mailbox,
-    Posted, Request, SET, TRIM, Taken,
+    Answer, Code, Consent, GET, HEAP_START, HEAP_STOP, MAIL_MAGIC, MAIL_VERSION, Mailbox, Posted,
+    Request, SET, TRIM, Taken,
 };
 pub use primitive::SLOTS;
 
@@ -72,7 +73,10 @@ use pinfold_rseq::{Backend, Index, backend};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
 
 /// The version of the layout. A reader refuses other versions.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
+
+/// The number of settings that the segment has room for.
+pub const SETTINGS: usize = 8;
 
 /// The number of size classes that [`Call`] has room for, more than there are.
 pub const CLASSES: usize = 80;
@@ -166,6 +170,17 @@ pub struct Segment {
     pub folds: AtomicU64,
     /// The number of shepherds' threads at the last tick.
     pub shepherds: AtomicU32,
+    /// The number of [`settings`](Self::settings) in use.
+    pub settings_used: AtomicU32,
+    /// The present values of the settings that may change while the process runs, by their numbers
+    /// in requests ([`GET`]).
+    pub settings: [AtomicU64; SETTINGS],
+    /// The address of malloc's *gate*, or 0: a word that holds 0 while the fast path of malloc is
+    /// closed. Any thread may store 0 there, at any time. The next call of malloc then takes a slow
+    /// path, which looks for requests, and opens the fast path again.
+    pub gate: AtomicU64,
+    /// The address of the heap profile's records ([`crate::profile::Head`]), or 0.
+    pub profile: AtomicU64,
 }
 
 /// The memory of one node.

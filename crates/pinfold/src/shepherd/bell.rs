@@ -20,10 +20,12 @@ const LONGEST: Duration = Duration::from_secs(2);
 
 static BELL: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 
-/// Has the shepherds of this process sleep on `bell`, a word in memory that other processes share.
-pub fn sleep_on(bell: &'static AtomicU32) {
+/// Has the shepherds of this process sleep on `bell`, a word that other processes may write, or on
+/// none.
+pub fn sleep_on(bell: Option<&'static AtomicU32>) {
+    let bell = bell.map_or(null_mut(), |bell| core::ptr::from_ref(bell).cast_mut());
     // Release pairs with the acquire in `bell`.
-    BELL.store(core::ptr::from_ref(bell).cast_mut(), Release);
+    BELL.store(bell, Release);
 }
 
 fn bell() -> Option<&'static AtomicU32> {
@@ -56,9 +58,21 @@ pub(super) fn note_rings() {
     SEEN.store(rings().0, Relaxed);
 }
 
+/// The least time from one tick to a next one that a ring causes. A process that rings all the time
+/// costs this one next to nothing.
+const PAUSE: Duration = Duration::from_millis(10);
+
 /// Sleeps until the owner wakes the thread, until a ring after `before`, or until `time` has
-/// passed. May return sooner. Returns at once if `state` is not `run`.
+/// passed. May return sooner, but a ring ends it after [`PAUSE`] at the earliest. Returns at once if
+/// `state` is not `run`.
 pub(super) fn sleep(state: &AtomicU32, run: u32, before: Rings, time: Duration) {
+    // The owner wakes this word too.
+    let pause = time.min(PAUSE);
+    sys::wait_for_change(state, run, pause);
+    let time = time - pause;
+    if time.is_zero() {
+        return;
+    }
     match bell().filter(|_| time <= LONGEST) {
         // Acquire pairs with the release in `stop`. A stop before this load is seen here. A stop
         // after it changes the bell, which the kernel compares with `before`.

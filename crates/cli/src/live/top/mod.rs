@@ -106,10 +106,6 @@ pub fn main(args: Args) -> Result<ExitCode> {
         figures::check_writable("the picture", file)?;
     }
     let mut watched = Watched::open(&args)?;
-    if args.once && args.pid.is_none() {
-        // There is no later picture in which forked children could show themselves.
-        list::sources_and_children()?;
-    }
     if !watched.update()? {
         return Ok(ExitCode::SUCCESS);
     }

@@ -41,7 +41,9 @@ fn a_request_is_taken_once_by_the_process_it_names_and_answered() {
 fn a_request_that_needs_consent_is_answered_with_and_without_it() {
     let mailbox = mailbox();
     for gives in [true, false] {
-        let posted = mailbox.post(Request::new(7, MAKE, 60_000), 0).unwrap();
+        let posted = mailbox
+            .post(Request::new(7, HEAP_START, 60_000), 0)
+            .unwrap();
         mailbox.give_consent(posted);
         let taken = mailbox.take(7).unwrap();
         assert!(!mailbox.wants_consent(posted));
@@ -63,14 +65,16 @@ fn a_request_that_needs_consent_is_answered_with_and_without_it() {
 #[test]
 fn a_process_waits_for_no_consent_of_an_asker_that_has_given_up() {
     let mailbox = mailbox();
-    let posted = mailbox.post(Request::new(7, MAKE, SHORT), 0).unwrap();
+    let posted = mailbox.post(Request::new(7, HEAP_START, SHORT), 0).unwrap();
     let taken = mailbox.take(7).unwrap();
     mailbox.want_consent(taken);
     mailbox.withdraw(posted);
     assert_eq!(mailbox.consent(taken), Consent::Gone);
     // A late consent does not reach the next request in the slot.
     let_expire();
-    let second = mailbox.post(Request::new(7, MAKE, 60_000), 0).unwrap();
+    let second = mailbox
+        .post(Request::new(7, HEAP_START, 60_000), 0)
+        .unwrap();
     let taken = mailbox.take(7).unwrap();
     mailbox.want_consent(taken);
     mailbox.give_consent(posted);
