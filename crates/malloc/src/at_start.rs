@@ -4,6 +4,18 @@
 //! unwinder's library then, but not in an allocation.
 
 use crate::{guard, heap_profile};
+use core::sync::atomic::AtomicBool;
+use core::sync::atomic::Ordering::Relaxed;
+
+/// Whether the program allocates by another copy of this crate.
+static IS_IDLE: AtomicBool = AtomicBool::new(false);
+
+/// Notes that the program allocates by another copy of this crate, which acts on the environment.
+/// Has an effect before the constructors of this file's rank. One store.
+pub fn leave_to_another_copy() {
+    // Relaxed is enough: the loader runs the constructors in one thread.
+    IS_IDLE.store(true, Relaxed);
+}
 
 /// Runs before the program's `main`, or when the library is loaded.
 #[used]
@@ -16,8 +28,10 @@ static AT_START: extern "C" fn() = at_start;
 static AT_END: extern "C" fn() = at_end;
 
 extern "C" fn at_start() {
-    heap_profile::start_as_asked();
-    guard::start_as_asked();
+    if !IS_IDLE.load(Relaxed) {
+        heap_profile::start_as_asked();
+        guard::start_as_asked();
+    }
 }
 
 extern "C" fn at_end() {

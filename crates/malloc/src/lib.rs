@@ -27,7 +27,8 @@
 //! program keep the system's allocator. The crate `pinfold-names` defines the C library's names.
 #![no_std]
 
-mod at_start;
+#[doc(hidden)]
+pub mod at_start;
 #[doc(hidden)]
 pub mod background;
 pub mod c;

@@ -16,6 +16,21 @@ use pinfold_malloc::inlined;
 #[doc(hidden)]
 pub mod operators;
 
+/// The name in the note below, with its final NUL.
+#[doc(hidden)]
+pub const NOTE: &[u8; 8] = b"Pinfold\0";
+
+// A note without content, in each file that contains this crate. By this note, a preloaded
+// `libpinfold.so` knows that the program's own `malloc` is Pinfold's.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+core::arch::global_asm!(
+    ".pushsection .note.pinfold, \"a\", @note",
+    ".balign 4",
+    ".long 8, 0, 1",
+    ".asciz \"Pinfold\"",
+    ".popsection",
+);
+
 macro_rules! own_names {
     ($($name:ident = $target:ident($($arg:ident: $type:ty),*) $(-> $result:ty)?;)*) => {$(
         #[doc = concat!("Calls [`", stringify!($target), "`](c::", stringify!($target), ").")]

@@ -5,6 +5,7 @@
 //! * `threads` replaces `pthread_create`, and calls the C library's.
 //! * `operators` exports C++'s `operator new` and `operator delete`.
 //! * `deepbind` replaces `dlopen`, to leave out `RTLD_DEEPBIND`.
+//! * `copies` leaves a program alone that contains another copy of Pinfold's malloc.
 //! * `policies` replaces the functions that give a thread a real-time policy or a memory policy.
 //! * `unwind` loads the unwinder's library only when a function of it is called.
 #![no_std]
@@ -12,6 +13,7 @@
 // Provides the panic handler that a shared library needs. No path that allocates calls into `std`.
 extern crate std;
 
+mod copies;
 mod deepbind;
 mod frames;
 mod next;
@@ -22,13 +24,17 @@ mod unwind;
 
 use pinfold_malloc::{background, settings};
 
-/// Runs when the library is loaded, before the program's `main`.
+/// Runs when the library is loaded, before the program's `main`, and before this library's other
+/// constructors.
 #[used]
-#[unsafe(link_section = ".init_array")]
+#[unsafe(link_section = ".init_array.00101")]
 static LOADED: extern "C" fn() = loaded;
 
 extern "C" fn loaded() {
-    operators::open_fast_paths();
+    let replaced = operators::open_fast_paths();
+    if !replaced.is_null() && copies::stay_idle_beside(replaced) {
+        return;
+    }
     settings::tell();
     background::library_loaded();
     threads::this_thread_begins();

@@ -1,7 +1,9 @@
 //! Exports C++'s operators. `pinfold-names` defines them as weak symbols in assembly. But a Rust
 //! shared library exports only symbols that Rust code defines, so this module defines them again.
 
+use core::cell::Cell;
 use core::ffi::c_void;
+use core::ptr::null;
 use libc::{Elf64_Ehdr, Elf64_Phdr};
 use pinfold_names::{for_each_operator, operators};
 
@@ -28,8 +30,18 @@ exported! {
 }
 
 /// Opens the operators' fast paths if the program has not replaced a function that they skip.
-pub(crate) fn open_fast_paths() {
-    operators::open_fast_paths(lies_here);
+/// Returns the first function that the program has replaced: `malloc`, if it has. Returns null if
+/// it has replaced none.
+pub(crate) fn open_fast_paths() -> *const c_void {
+    let replaced = Cell::new(null());
+    operators::open_fast_paths(|function| {
+        let is_own = lies_here(function);
+        if !is_own {
+            replaced.set(function);
+        }
+        is_own
+    });
+    replaced.get()
 }
 
 unsafe extern "C" {

@@ -9,6 +9,7 @@
 //! This module does not see threads that `thrd_create`, the C library itself (for timers and
 //! asynchronous I/O), or a bare system call makes. It does not count such threads.
 
+use crate::copies;
 use crate::next::Next;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicU32;
@@ -109,7 +110,7 @@ pub unsafe extern "C" fn pthread_create(
     }
     // SAFETY: the C library's function of that name has this type.
     let next = unsafe { core::mem::transmute::<*mut c_void, Create>(next) };
-    if background::is_shepherd(start as *const c_void) {
+    if copies::is_idle() || background::is_shepherd(start as *const c_void) {
         // SAFETY: the caller's arguments are valid for the C library's function.
         return unsafe { next(thread, attributes, start, argument) };
     }

@@ -71,6 +71,8 @@ const COSTS: &[(&str, u64)] = &[
     // In the vDSO.
     ("clock_gettime", 256),
     ("close", 128),
+    // Together with the function that it calls for each object. Only at the start of a profile.
+    ("dl_iterate_phdr", 768),
     ("dup3", 32),
     ("fchmod", 64),
     ("fcntl", 256),
