@@ -266,29 +266,11 @@ fn at_once(count: usize, task: impl Fn(usize) -> Result<(), String> + Sync) -> V
     })
 }
 
-/// Attacks that some command does not withstand yet. Only the test of all pairs has them.
-const PENDING: &[&str] = &[
-    "child",
-    "environment",
-    "escapes",
-    "profile",
-    "blowup",
-    "fifo",
-    "symlink",
-    "device",
-    "truncate",
-    "bomb",
-];
-
-/// Starts the neighbours without those that are left out. Those of root's test belong to a plain
-/// user.
-fn start_all(left_out: &[&str]) -> Vec<Neighbour> {
+/// Starts all neighbours. Those of root's test belong to a plain user.
+fn start_all() -> Vec<Neighbour> {
     let user = other_user();
-    let mut all = Vec::new();
-    for mode in MODES.iter().filter(|mode| !left_out.contains(&mode.name)) {
-        all.extend(Neighbour::start(mode, user));
-    }
-    all
+    let started = MODES.iter().map(|mode| Neighbour::start(mode, user));
+    started.flatten().collect()
 }
 
 /// Returns a plain user, if this test runs as root and that user may run the test's programs.
@@ -341,8 +323,8 @@ impl Secrets {
 
 /// Looks at all neighbours at once: by the commands about all processes, by a server, and by the
 /// commands about one process that `chosen` takes.
-fn look_at_all(left_out: &[&str], chosen: impl Fn(&Mode, usize, usize) -> bool + Sync) {
-    let neighbours = start_all(left_out);
+fn look_at_all(chosen: impl Fn(&Mode, usize, usize) -> bool + Sync) {
+    let neighbours = start_all();
     let mut secrets = Secrets::watch(&neighbours);
     let mut server = Server::start();
     let pairs: Vec<(usize, usize)> = (0..neighbours.len())
@@ -392,7 +374,7 @@ const HARMFUL: [(&str, &str); 6] = [
 fn commands_beside_neighbours() {
     // Each neighbour gets the first two commands and two of the others in turn.
     let others = ABOUT_ONE.len() - 2;
-    look_at_all(PENDING, |mode, nth, word| {
+    look_at_all(|mode, nth, word| {
         let is_harmful =
             |pair: &(&str, &str)| mode.name == pair.0 && ABOUT_ONE[word].starts_with(pair.1);
         let is_in_turn = word < 2 || (word - 2) % (others / 2) == nth % (others / 2);
@@ -403,7 +385,7 @@ fn commands_beside_neighbours() {
 #[test]
 #[ignore = "takes minutes; .ci/nightly runs it"]
 fn every_command_beside_every_neighbour() {
-    look_at_all(&[], |_, _, _| true);
+    look_at_all(|_, _, _| true);
 }
 
 /// A plain user's command is refused by root's process, and says so.

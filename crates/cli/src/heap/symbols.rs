@@ -220,6 +220,8 @@ impl Profile {
             .iter()
             .map(|row| stack(row, &addresses, &locations, &mappings));
         let stacks = stacks.collect();
+        // The process can claim any counts.
+        let sum = |of: &dyn Fn(&Row) -> u64| raw.rows.iter().map(of).fold(0, u64::saturating_add);
         let program = match raw.program.as_str() {
             "" => String::new(),
             name => format!("{name} "),
@@ -228,12 +230,8 @@ impl Profile {
             title: format!("{program}(process {})", raw.pid),
             interval: raw.interval,
             dropped: raw.dropped,
-            samples: raw
-                .rows
-                .iter()
-                .map(|row| row.samples.saturating_sub(row.freed_samples))
-                .sum(),
-            all_samples: raw.rows.iter().map(|row| row.samples).sum(),
+            samples: sum(&|row| row.samples.saturating_sub(row.freed_samples)),
+            all_samples: sum(&|row| row.samples),
             time_ns: raw.time_ns,
             older: None,
             notes: found.notes,
