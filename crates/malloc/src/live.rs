@@ -381,8 +381,8 @@ fn replace(head: *mut u8, parts: Parts) -> bool {
     true
 }
 
-/// Shows the present settings, and serves the requests in the mailbox. The shepherd's ticks call it.
-/// Without a request, costs a load for each slot.
+/// Shows the present settings, and serves the requests in the mailbox. The shepherd's ticks call
+/// this function. Without a request, it costs a load for each slot.
 fn look(reach: shepherd::Reach) {
     changeable::publish();
     // Acquire pairs with the release in `publish`.

@@ -3,7 +3,7 @@
 //! A forked child has both in private memory, so no file leads to them. Nor does one where the
 //! program has closed all descriptors. The mark is a mapping whose name the kernel lists in
 //! `/proc/PID/maps`, also in children. The mailbox lies behind the mark's end, and the segment a
-//! page further. Who may trace the process reads and writes them in `/proc/PID/mem`.
+//! page further. A user that may trace the process reads and writes them in `/proc/PID/mem`.
 //!
 //! The process chooses what it maps and where. A write through `/proc/PID/mem` changes nothing but
 //! what that process could change itself, so a false mark leads to no harm but its own.

@@ -63,8 +63,8 @@ pub(super) fn note_rings() {
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Sleeps until the owner wakes the thread, until a ring after `before`, or until `time` has
-/// passed. May return sooner, but a ring ends it after [`PAUSE`] at the earliest. Returns at once if
-/// `state` is not `run`.
+/// passed. May return sooner, but a ring ends it after [`PAUSE`] at the earliest. Returns at once
+/// if `state` is not `run`.
 pub(super) fn sleep(state: &AtomicU32, run: u32, before: Rings, time: Duration) {
     // The owner wakes this word too.
     let pause = time.min(PAUSE);
