@@ -8,8 +8,7 @@ use pinfold::arena::{self, GRANULE, HUGE, LARGE};
 use pinfold::slab;
 use pinfold::slab::kmalloc::{self, CLASSES, MAX_CLASS_SIZE};
 
-/// Runs below this size are moved by copying, because moving pages may cost the process two
-/// mappings.
+/// Blocks below this size are moved by copying, because moved pages take a mapping of their own.
 const MIN_MOVED: usize = 2 << 20;
 
 /// Grows or shrinks a block. A block that still uses half of its room stays where it is. Returns
@@ -196,7 +195,7 @@ unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull
         // SAFETY: `is_run` found that the block is a run, and the caller owns it.
         pays.then(|| unsafe { arena::move_run(start, size) })?
     } else {
-        let pays = room >= HUGE && size >= HUGE && arena::huge_size(block).is_some();
+        let pays = room.min(size) >= MIN_MOVED && arena::huge_size(block).is_some();
         pays.then(|| {
             slab::make_room(size.saturating_sub(room));
             // SAFETY: `huge_size` found the block, and the caller owns it.

@@ -340,17 +340,23 @@ pub(crate) fn random() -> u64 {
 }
 
 /// Gives the memory of pages back to the system but keeps their addresses. The pages read as zeroes
-/// afterwards.
+/// afterwards. Pages that the program has locked (`mlockall`) stay locked: the next access to a
+/// page brings it back, and locks it.
 ///
-/// Returns false if the kernel refuses, for example for locked memory. The content is unchanged
-/// then.
+/// Returns false if the kernel refuses, for example for locked memory before Linux 5.18. The
+/// content is unchanged then.
 ///
 /// # Safety
 ///
 /// `[at, at + size)` are whole committed pages whose content is not needed.
 pub(crate) unsafe fn purge(at: *mut u8, size: usize) -> bool {
-    // SAFETY: the caller promises that the content of the pages is not needed.
-    unsafe { advise(at, size, libc::MADV_DONTNEED) }
+    /// From `include/uapi/asm-generic/mman-common.h`. Does what `MADV_DONTNEED` does, and does it
+    /// to locked pages too.
+    const MADV_DONTNEED_LOCKED: libc::c_int = 24;
+    [libc::MADV_DONTNEED, MADV_DONTNEED_LOCKED]
+        .into_iter()
+        // SAFETY: the caller promises that the content of the pages is not needed.
+        .any(|advice| unsafe { advise(at, size, advice) })
 }
 
 /// Allows the kernel to back pages with huge pages. The kernel may refuse.

@@ -12,6 +12,9 @@ use pinfold_malloc::settings::{MEMORY_LIMIT, RSEQ, SHEPHERD, STATS, THP};
 use serde::Serialize;
 use std::path::{Component, Path};
 
+/// Bytes in huge pages above which huge pages that hold little are a problem.
+const MUCH_HUGE: u64 = 64 << 20;
+
 /// The answer to one question about a process.
 #[derive(Serialize)]
 pub struct Verdict {
@@ -303,6 +306,12 @@ impl Process {
         let is_near = self.cgroup.as_ref().is_some_and(Cgroup::is_near);
         if huge > 0 && is_near {
             let advice = "the cgroup's limit is near, and a huge page takes 2 MiB for its first byte: start it with PINFOLD_THP=never";
+            return verdict("huge pages", true, found, advice);
+        }
+        let used = self.snapshot.in_use();
+        if huge > MUCH_HUGE && used < huge / 2 {
+            let found = format!("{found}; only {} are in use", mib(used));
+            let advice = "the huge pages hold little: pinfold set PID thp=never and pinfold trim PID, or start it with PINFOLD_THP=never";
             return verdict("huge pages", true, found, advice);
         }
         verdict("huge pages", false, found, "nothing to do")

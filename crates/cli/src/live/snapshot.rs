@@ -330,6 +330,15 @@ impl Snapshot {
         runs.fold(self.huge, u64::saturating_add)
     }
 
+    /// Returns the bytes of [`used`](Self::used) that are not in free objects of slabs.
+    pub fn in_use(&self) -> u64 {
+        let free = |cache: &Cache| {
+            let free = cache.total().saturating_sub(cache.out());
+            free.saturating_mul(cache.size)
+        };
+        self.used().saturating_sub(self.of_caches(free))
+    }
+
     /// Returns the bytes in dirty free runs.
     pub fn dirty(&self) -> u64 {
         let runs = self.nodes.iter().map(|node| node.dirty);

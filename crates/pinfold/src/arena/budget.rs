@@ -253,6 +253,11 @@ pub fn hard_limit() -> Option<usize> {
     Some(HARD.load(Relaxed)).filter(|&bytes| bytes != NONE)
 }
 
+/// Returns whether the tightest limit is at least `times` the `held` memory. One load.
+pub(super) fn is_far(held: usize, times: usize) -> bool {
+    TIGHTEST.load(Relaxed) / times >= held
+}
+
 /// Returns the smallest limit of the memory cgroup that the files below the folder `root` describe,
 /// in bytes. Reads files.
 #[doc(hidden)]

@@ -7,12 +7,15 @@
 //! the run begins. So [`FreeRuns::free`] finds a free neighbour on each side by reading one frame.
 
 use super::bins::{Bins, NIL};
+use super::window;
 use super::{Frame, State, frame};
 
 /// The free runs of a node.
 pub(super) struct FreeRuns {
-    /// The bins by state: [`State::Dirty`], [`State::Clean`], [`State::Absent`].
-    bins: [Bins; 3],
+    /// The dirty runs. Their memory is resident, so they serve any caller.
+    dirty: Bins,
+    /// The clean and the absent runs in plain regions, and those in dense regions (`huge_pages`).
+    fresh: [[Bins; 2]; 2],
     /// The ends of the list of dirty runs by age.
     oldest: u32,
     newest: u32,
@@ -36,14 +39,20 @@ unsafe fn state_of(index: u32) -> State {
 impl FreeRuns {
     pub(super) const fn new() -> Self {
         FreeRuns {
-            bins: [const { Bins::new() }; 3],
+            dirty: Bins::new(),
+            fresh: [const { [const { Bins::new() }; 2] }; 2],
             oldest: NIL,
             newest: NIL,
         }
     }
 
-    fn bins(&mut self, state: State) -> &mut Bins {
-        &mut self.bins[state as usize - 1]
+    /// Returns the bins of the runs of `state`: for clean and absent runs, of those in dense
+    /// regions if `dense` is true, or else of those in plain regions.
+    fn bins(&mut self, state: State, dense: bool) -> &mut Bins {
+        match state {
+            State::Dirty => &mut self.dirty,
+            _ => &mut self.fresh[usize::from(dense)][usize::from(state == State::Absent)],
+        }
     }
 
     /// Writes a run's first and last frame, and puts it into its bin.
@@ -54,7 +63,7 @@ impl FreeRuns {
             (run.head, run.granules, run.state) = (head, granules as u16, state);
             let last = at(head + granules - 1);
             (last.head, last.state) = (head, state);
-            self.bins(state).insert(head);
+            self.bins(state, window::is_dense(head)).insert(head);
         }
     }
 
@@ -64,7 +73,7 @@ impl FreeRuns {
         // arena's.
         unsafe {
             let (granules, state) = (u32::from(at(head).granules), at(head).state);
-            self.bins(state).remove(head);
+            self.bins(state, window::is_dense(head)).remove(head);
             at(head).state = State::Busy;
             at(head + granules - 1).state = State::Busy;
             granules
@@ -115,20 +124,22 @@ impl FreeRuns {
     }
 
     /// Takes a run of exactly `granules`: from a dirty run, which needs no page faults, else from a
-    /// clean one. Returns its first granule and whether it is clean.
-    pub(super) fn take(&mut self, granules: u32) -> Option<(u32, bool)> {
+    /// clean one in a region that is `dense` or not. Returns its first granule and whether it is
+    /// clean.
+    pub(super) fn take(&mut self, granules: u32, dense: bool) -> Option<(u32, bool)> {
         let states = [State::Dirty, State::Clean];
         states.into_iter().find_map(|state| {
-            let head = self.find(state, granules)?;
+            let head = self.find(state, granules, dense)?;
             self.take_front(head, granules);
             Some((head, state == State::Clean))
         })
     }
 
-    /// Returns the free run of `state` from which the arena should take `granules`.
-    pub(super) fn find(&mut self, state: State, granules: u32) -> Option<u32> {
+    /// Returns the free run of `state` from which the arena should take `granules`. A clean or
+    /// absent run is in a dense region if `dense` is true, or else in a plain one.
+    pub(super) fn find(&mut self, state: State, granules: u32, dense: bool) -> Option<u32> {
         // SAFETY: the caller holds the lock of the node's arena.
-        unsafe { self.bins(state).find(granules) }
+        unsafe { self.bins(state, dense).find(granules) }
     }
 
     /// Takes the first `granules` of the free run `head`. The rest stays a free run.
@@ -158,13 +169,6 @@ impl FreeRuns {
             let state = state_of(index);
             (state != State::Busy).then(|| (state, u32::from(at(index).granules)))
         }
-    }
-
-    /// Returns whether an absent run ends directly before `index`.
-    pub(super) fn is_absent_before(&self, index: u32) -> bool {
-        // SAFETY: the frame before a run's first is the last of the run before it. The lock is
-        // held.
-        unsafe { state_of(index - 1) == State::Absent }
     }
 
     /// Returns the length of the clean run that ends directly before `index`, or 0 if there is
@@ -205,7 +209,7 @@ impl FreeRuns {
     /// * Otherwise takes the oldest run.
     pub(super) fn take_units(&mut self, granules: u32, unit: u32, now: u32) -> Option<(u32, u32)> {
         // A run of two units less one granule has a whole unit, wherever the run begins.
-        let Some(head) = self.find(State::Dirty, 2 * unit - 1) else {
+        let Some(head) = self.find(State::Dirty, 2 * unit - 1, false) else {
             return self.take_oldest(None);
         };
         // SAFETY: `find` returned a free run, and the lock is held.
@@ -236,7 +240,8 @@ impl FreeRuns {
 
     /// Takes a clean run of at least `least` granules.
     pub(super) fn take_clean(&mut self, least: u32) -> Option<(u32, u32)> {
-        let head = self.find(State::Clean, least)?;
+        let plain = self.find(State::Clean, least, false);
+        let head = plain.or_else(|| self.find(State::Clean, least, true))?;
         Some((head, self.remove(head)))
     }
 

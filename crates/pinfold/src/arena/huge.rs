@@ -56,6 +56,21 @@ impl Bucket {
     }
 }
 
+/// The largest share of the mappings that the kernel allows a process, at which moves of pages
+/// still make huge blocks.
+const SHARE_MOVED: usize = 8;
+
+/// Blocks in the table.
+static BLOCKS: AtomicUsize = AtomicUsize::new(0);
+/// The number of blocks from which on moves of pages make no more blocks. 0 until [`read`].
+static MOST: AtomicUsize = AtomicUsize::new(0);
+
+/// Reads how many mappings the kernel allows. Called at the start, because a thread that allocates
+/// opens no files.
+pub(super) fn read() {
+    MOST.store(sys::mappings_most() / SHARE_MOVED, Relaxed);
+}
+
 static FIRST: [Bucket; FEW] = [const { Bucket::empty() }; FEW];
 /// The table: null before the first block, then [`FIRST`] or a mapping.
 static TABLE: AtomicPtr<Bucket> = AtomicPtr::new(null_mut());
@@ -117,6 +132,7 @@ fn enter(address: usize, size: usize) -> bool {
             // Release pairs with the acquire in `find`: a thread that finds the address also sees
             // the size.
             bucket.addresses[entry].store(address, Release);
+            BLOCKS.fetch_add(1, Relaxed);
             return true;
         }
         bucket.passed.fetch_add(1, Relaxed);
@@ -158,6 +174,7 @@ fn leave(address: usize) -> Option<usize> {
     found.addresses[entry]
         .compare_exchange(address, 0, Release, Relaxed)
         .ok()?;
+    BLOCKS.fetch_sub(1, Relaxed);
     for step in 0..steps {
         bucket(table(), address, step).passed.fetch_sub(1, Relaxed);
     }
@@ -244,7 +261,7 @@ fn note_size(address: *mut u8, size: usize) {
 /// `[start, start + old)` are whole pages that only the caller uses, fewer than `size` bytes.
 pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<NonNull<u8>> {
     let size = size.checked_next_multiple_of(sys::page_size())?;
-    if !may_move() {
+    if !may_move() || BLOCKS.load(Relaxed) >= MOST.load(Relaxed) {
         return None;
     }
     // SAFETY: the caller promises that these are whole pages, and that no other thread uses them.
@@ -258,7 +275,7 @@ pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<No
     if !enter(block.as_ptr() as usize, size) {
         no_room(block.as_ptr(), size);
     }
-    if huge_pages::are_wanted(u32::MAX) {
+    if huge_pages::are_wanted(false) {
         // The pages may come from a run for which the arena asked for small pages.
         // SAFETY: `remap` made this mapping for the new block.
         unsafe { sys::prefer_huge(block.as_ptr(), size) };
@@ -307,4 +324,28 @@ pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
     }
     mapped(now - old, 0);
     moved
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::{GRANULE, LARGE, alloc_run, free_run, move_run};
+
+    #[test]
+    fn no_pages_move_while_the_process_has_its_share_of_mappings() {
+        let run = alloc_run(40, 0, LARGE, false).unwrap().start;
+        let most = MOST.swap(BLOCKS.load(Relaxed), Relaxed);
+        // SAFETY: the test owns the run, which stays because the move is refused.
+        assert_eq!(unsafe { move_run(run, 80 * GRANULE) }, None);
+        MOST.store(most, Relaxed);
+        // SAFETY: the test owns the run, and does not use it after the move.
+        let moved = unsafe { move_run(run, 80 * GRANULE) };
+        match moved {
+            // SAFETY: the test gives the block up.
+            Some(block) => assert!(unsafe { free(block.as_ptr()) }),
+            // SAFETY: the test gives the run up.
+            None => unsafe { free_run(run) },
+        }
+        assert!(moved.is_some());
+    }
 }

@@ -1,12 +1,21 @@
 //! Which memory the arenas ask the kernel to back with huge pages.
 //!
-//! A huge page takes 2 MiB as soon as one byte of it is written. In a small program, such a page
-//! can be most of the memory. In a large program, huge pages save page faults and misses of the
-//! processor's address caches. So by default an arena asks for small pages first, and for huge
-//! pages when it has grown. The arena makes this request for each piece of memory that it maps, so
-//! the system's default does not matter.
+//! In huge pages, a program takes fewer page faults and fewer misses of the processor's address
+//! caches. But a huge page takes 2 MiB as soon as one byte of it is written. A program may touch
+//! only one page of a large block: a coroutine's stack, a sparse array, a buffer that stays almost
+//! empty. In huge pages, such blocks take up to 512 times as much memory. The owner of a small
+//! object writes to it, so slabs of small objects are dense.
+//!
+//! So by default, only fresh memory for slabs of small objects comes in huge pages, once these
+//! slabs are a large part of the program. This memory is in regions of its own, *dense* regions.
+//! All other fresh memory is in *plain* regions. A dirty run serves every caller, wherever it lies,
+//! because its pages are resident already. A region's memory is asked for in the same way
+//! everywhere, so that the region stays one mapping.
+//!
+//! The arena asks for huge or small pages for each piece of memory that it maps, so the system's
+//! default does not matter.
 
-use crate::sys;
+use super::{budget, held, kept};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -14,13 +23,12 @@ use core::sync::atomic::Ordering::Relaxed;
 /// `always`.
 pub const HUGE_PAGES_VARIABLE: &str = "PINFOLD_THP";
 
-/// Granules that a node maps with small pages before it asks for huge pages: 64 MiB. So a small
-/// program stays small, even if the system gives huge pages to all memory.
-const HUGE_FROM: u32 = 1024;
-
-/// Blocks of at least this many bytes get huge pages, even if the node has mapped little. The owner
-/// of a large block probably uses all of it. Small blocks are less likely to fill a huge page.
-const MIN_BLOCK: usize = 4 << 20;
+/// Bytes in use by slabs of small objects, from which on such slabs get huge pages: 64 MiB. So a
+/// small program stays small, even if the system gives huge pages to all memory.
+const SLABS_FROM: usize = 64 << 20;
+/// Slabs get huge pages only while the tightest limit is at least this many times the held memory.
+/// A program that is near its limit needs each page.
+const FAR: usize = 4;
 
 /// When the arenas ask for huge pages.
 ///
@@ -33,7 +41,8 @@ const MIN_BLOCK: usize = 4 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HugePages {
-    /// For memory that a node maps beyond its first 64 MiB, and for blocks of 4 MiB or more.
+    /// For slabs of small objects (up to 4 KiB), beyond the first 64 MiB of them, while no memory
+    /// limit is near.
     Auto = 0,
     /// For no memory.
     Never = 1,
@@ -89,18 +98,6 @@ pub fn huge_pages() -> HugePages {
     }
 }
 
-/// Asks for huge pages for a block of `size` bytes at `start` if the block is long enough. Called
-/// for a block with memory that has no pages yet. Costs a system call for a long block.
-pub(super) fn want_for_block(start: *mut u8, size: usize) {
-    if size < MIN_BLOCK || MODE.load(Relaxed) != HugePages::Auto as u8 {
-        return;
-    }
-    // Asks for the whole block, so that the block stays one mapping. The kernel can move only one
-    // mapping at a time.
-    // SAFETY: the range is the block, which has whole pages. The request changes no content.
-    unsafe { sys::prefer_huge(start, size) };
-}
-
 /// Reads the user's setting. Called at the start.
 pub(super) fn read() {
     if let Some(mode) = pinfold_rseq::env::parsed(HUGE_PAGES_VARIABLE, HugePages::parse) {
@@ -108,25 +105,32 @@ pub(super) fn read() {
     }
 }
 
-/// Returns whether a node's next memory should have huge pages, if the node has `mapped` granules.
-pub(super) fn are_wanted(mapped: u32) -> bool {
+/// Returns whether memory of a region that is `dense`, or plain, should have huge pages.
+pub(super) fn are_wanted(dense: bool) -> bool {
     match MODE.load(Relaxed) {
-        mode if mode == HugePages::Auto as u8 => mapped >= HUGE_FROM,
+        mode if mode == HugePages::Auto as u8 => dense,
         mode => mode == HugePages::Always as u8,
     }
 }
 
+/// Returns whether the next slab of small objects should be in a dense region. Some loads.
+pub(super) fn are_wanted_for_slabs() -> bool {
+    kept::small_in_use() >= SLABS_FROM
+        && MODE.load(Relaxed) == HugePages::Auto as u8
+        && budget::is_far(held() as usize, FAR)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{HugePages, are_wanted, set_huge_pages};
+    use super::*;
 
     #[test]
-    fn small_programs_get_none() {
-        assert!(!are_wanted(0) && !are_wanted(1023) && are_wanted(1024));
+    fn only_dense_memory_gets_them_by_default() {
+        assert!(!are_wanted(false) && are_wanted(true));
         set_huge_pages(HugePages::Always);
-        assert!(are_wanted(0));
+        assert!(are_wanted(false) && are_wanted(true));
         set_huge_pages(HugePages::Never);
-        assert!(!are_wanted(100_000));
+        assert!(!are_wanted(false) && !are_wanted(true));
         set_huge_pages(HugePages::Auto);
     }
 

@@ -70,6 +70,9 @@ enum Figure {
 /// Granules in use by large blocks. A large block is a run of its own.
 static LARGE_USED: AtomicUsize = AtomicUsize::new(0);
 
+/// Granules in use by slabs of small objects.
+static SMALL_USED: AtomicUsize = AtomicUsize::new(0);
+
 /// Granules that went back to the system a short while ago because they were in excess.
 static PURGED: AtomicUsize = AtomicUsize::new(0);
 /// Granules that were needed again after they had been purged.
@@ -178,6 +181,19 @@ pub(super) fn large_more(granules: usize) {
 
 pub(super) fn large_less(granules: usize) {
     LARGE_USED.fetch_sub(granules, Relaxed);
+}
+
+pub(super) fn small_more(granules: usize) {
+    SMALL_USED.fetch_add(granules, Relaxed);
+}
+
+pub(super) fn small_less(granules: usize) {
+    SMALL_USED.fetch_sub(granules, Relaxed);
+}
+
+/// Returns how many bytes are in use by slabs of small objects. One load.
+pub(super) fn small_in_use() -> usize {
+    SMALL_USED.load(Relaxed) * GRANULE
 }
 
 /// Returns how many bytes are in use by large blocks: runs of one block, whose page map entry is

@@ -141,6 +141,8 @@ pub(crate) struct Frame {
     /// How many granules the run has; valid in its first frame.
     granules: u16,
     state: State,
+    /// Whether the run is a slab of small objects; valid in the first frame of a slab.
+    small: bool,
     /// Links in the heap of the run's bin (`bins`): the first child, the next sibling, and the
     /// previous sibling. A first child has its parent in place of the previous sibling.
     child: u32,
@@ -448,6 +450,7 @@ pub(crate) fn init() {
         refresh_room();
         budget::read();
         huge_pages::read();
+        huge::read();
         register_fork();
         window::choose();
         IS_OVER.store(true, Release);

@@ -15,8 +15,8 @@ static DIRTY_FOR: AtomicU32 = AtomicU32::new(450);
 /// The most milliseconds that a program can choose, so that differences of wrapping times stay
 /// clear.
 const MOST_DIRTY_FOR: u32 = 86_400_000;
-/// Granules of the shortest clean run that `unmap_free` unmaps. Unmapping a run can split mappings,
-/// whose number the system limits.
+/// Granules of the shortest run that is unmapped, by `unmap_free` or because a purge failed.
+/// Unmapping a run can split mappings, whose number the system limits.
 const MIN_UNMAP: u32 = 16;
 
 /// Purges dirty runs, node by node, until only as much is dirty as may be kept.
@@ -59,16 +59,22 @@ pub(super) fn purge(
             return None;
         };
         arena = again;
-        if !clean {
+        let state = if clean {
+            State::Clean
+        // Before Linux 5.18, locked memory goes back only with its addresses.
+        // SAFETY: the run is mapped, and only this thread uses it. The lock is held.
+        } else if granules >= MIN_UNMAP && unsafe { sys::try_unmap(address_of(head), size) } {
+            arena.unmapped(node, granules);
+            State::Absent
+        } else {
             arena.take_in(node, head, granules);
             break;
-        }
+        };
         kept::use_less(node, granules as usize);
         done(granules as usize);
         gave_back(node, size);
         numa::gave_back(node, size);
-        let start = arena.free.free(head, granules, State::Clean, 0);
-        arena.unmap_island(node, start);
+        arena.free.free(head, granules, state, 0);
     }
     Some(arena)
 }

@@ -3,18 +3,24 @@
 //! `realloc` would copy a large block each time the block grows. Instead:
 //!
 //! 1. The run grows in place into free granules behind it ([`resize_run`]).
-//! 2. If these granules are in use, the kernel moves the run's pages ([`move_run`]). If possible,
-//!    it moves them to a place where as many free granules lie behind the run as the run has. So
-//!    the next growth needs no move.
+//! 2. If these granules are in use, a short run is copied to a place where, if possible, as many
+//!    free granules lie behind the run as the run has ([`alloc_growing_run`]). So the next growth
+//!    needs no copy.
+//! 3. The kernel moves the pages of a long run to a mapping of its own ([`move_run`]). From then on
+//!    the block is a huge block, which the kernel grows.
+//!
+//! A mapping remembers the address at which it was made. So the kernel never joins moved pages with
+//! their new neighbours, and pages that move within a region split its mapping for good. A mapping
+//! of its own disappears when the block is freed.
 
 use super::runs::{Arena, Run, alloc_run, arena_of, give_back};
 use super::window;
 use super::{
-    GRANULE, HUGE, LARGE, MAX_RUN, State, address_of, budget, frame, gave_back, held, huge,
-    huge_pages, index_of_run, kept, numa, set_entry,
+    GRANULE, HUGE, LARGE, MAX_RUN, State, address_of, budget, frame, held, huge, index_of_run,
+    kept, numa, set_entry,
 };
 use crate::lock::Guard;
-use crate::sys::{self, Mapped};
+use crate::sys::Mapped;
 use core::ptr::NonNull;
 
 /// Allocates a run for a block of `size` bytes at a multiple of `align`, a power of two larger than
@@ -106,9 +112,6 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     arena.hand_out(node, new - old, clean);
     drop(arena);
     kept::large_more((new - old) as usize);
-    if clean {
-        huge_pages::want_for_block(start.as_ptr(), granules * GRANULE);
-    }
     true
 }
 
@@ -127,10 +130,11 @@ unsafe fn cut(index: u32) {
     }
 }
 
-/// Moves the pages of a run that is one block to a longer run of at least `size` bytes, or to a
-/// huge block. Returns `None`, and does nothing, if that cannot be done.
+/// Moves the pages of a run that is one block to a mapping of its own, a huge block of at least
+/// `size` bytes. Returns `None`, and does nothing, if that cannot be done.
 ///
-/// Costs a few system calls. Only for long runs, because each move may split two mappings.
+/// Costs a few system calls. Only for long runs, because each such block takes a mapping. If the
+/// process has many huge blocks already, returns `None`, so that mappings are left for the program.
 ///
 /// # Safety
 ///
@@ -145,28 +149,14 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     if budget::near(held() as usize, size - bytes) {
         return None;
     }
-    let new = if size >= HUGE {
-        map_behind(node, head + old);
-        // SAFETY: these are all pages of the run, which the caller promises is its own.
-        unsafe { huge::adopt(start.as_ptr(), bytes, size) }?
-    } else {
-        let arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
-        let new = alloc_roomy(arena, node, size.div_ceil(GRANULE) as u32)?;
-        // SAFETY: the caller promises that the old run is its own. The new one was allocated above
-        // and is longer.
-        if !unsafe { sys::move_pages(start.as_ptr(), new.as_ptr(), bytes) } {
-            // SAFETY: the run was allocated above, with the entry `LARGE`, and no other code knows
-            // it.
-            unsafe { discard_run(new) };
-            return None;
-        }
-        new
-    };
+    map_behind(node, head + old);
+    // SAFETY: these are all pages of the run, which the caller promises is its own.
+    let new = unsafe { huge::adopt(start.as_ptr(), bytes, size) }?;
     set_entry(head, 0);
     kept::large_less(old as usize);
     super::moved_away(node, bytes);
     numa::gave_back(node, bytes);
-    let_absent(node, head, old);
+    refill(node, head, old);
     Some(new)
 }
 
@@ -190,7 +180,7 @@ pub fn alloc_growing_run(size: usize, node: usize) -> Option<NonNull<u8>> {
     }
     let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
     let room = (2 * granules).min(MAX_RUN);
-    match arena.free.find(State::Dirty, room) {
+    match arena.free.find(State::Dirty, room, false) {
         Some(head) => hand_out(arena, node, head, granules, false),
         None => alloc_roomy(arena, node, granules),
     }
@@ -207,7 +197,7 @@ fn alloc_roomy(
     let head = clean_run(&mut arena, node, granules, room)
         .or_else(|| clean_run(&mut arena, node, granules, granules))
         .or_else(|| {
-            arena.add_region(node)?;
+            arena.add_region(node, false)?;
             clean_run(&mut arena, node, granules, room)
         })?;
     hand_out(arena, node, head, granules, true)
@@ -229,19 +219,16 @@ fn hand_out(
     drop(arena);
     set_entry(head, LARGE);
     kept::large_more(granules as usize);
-    if clean {
-        huge_pages::want_for_block(address_of(head), granules as usize * GRANULE);
-    }
     NonNull::new(address_of(head))
 }
 
 /// Returns the first granule of `room` free granules, of which at least the first `granules` are
 /// clean. The others may be absent.
 fn clean_run(arena: &mut Arena, node: usize, granules: u32, room: u32) -> Option<u32> {
-    if let Some(head) = arena.free.find(State::Clean, room) {
+    if let Some(head) = arena.free.find(State::Clean, room, false) {
         return Some(head);
     }
-    let head = arena.free.find(State::Absent, room)?;
+    let head = arena.free.find(State::Absent, room, false)?;
     let before = arena.free.clean_before(head);
     if before < granules {
         let Mapped::Done = arena.map_front(node, head, granules - before) else {
@@ -251,36 +238,23 @@ fn clean_run(arena: &mut Arena, node: usize, granules: u32, room: u32) -> Option
     Some(head - before)
 }
 
-/// Gives back a run that the kernel may have unmapped in a move that failed.
+/// Maps the granules of a run whose pages have moved away, and makes them a clean run. If they
+/// stayed unmapped, each of these holes would split a mapping, and the kernel allows a process only
+/// so many.
 ///
-/// # Safety
-///
-/// `start` begins a run whose entry is [`LARGE`], and no thread uses the run any more.
-unsafe fn discard_run(start: NonNull<u8>) {
-    let head = index_of_run(start);
-    let node = window::node_of(start.as_ptr() as usize);
-    // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
-    let granules = u32::from(unsafe { (*frame(head)).granules });
-    let size = granules as usize * GRANULE;
-    set_entry(head, 0);
-    kept::large_less(granules as usize);
-    // SAFETY: the caller promises that no thread uses the run.
-    if unsafe { sys::try_unmap(start.as_ptr(), size) } {
-        gave_back(node, size);
-        numa::gave_back(node, size);
-        let_absent(node, head, granules);
-    } else {
-        // The process has too many mappings, so the kernel refused to split one. For the same
-        // reason, the failed move has not unmapped the run either.
-        give_back(head, granules);
-    }
-}
-
-/// Notes that granules of a run are not mapped any more. In a signal handler that interrupted the
-/// lock's holder, and while another thread forks, the lock cannot be taken. The arena then never
-/// uses these addresses again.
-fn let_absent(node: usize, head: u32, granules: u32) {
-    if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
-        arena.let_absent(node, head, granules);
-    }
+/// In a signal handler that interrupted the lock's holder, and while another thread forks, the lock
+/// cannot be taken. The arena then never uses these addresses again.
+fn refill(node: usize, head: u32, granules: u32) {
+    let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
+        return;
+    };
+    let state = match window::map_granules(node, head, granules) {
+        Mapped::Done => State::Clean,
+        _ => {
+            arena.unmapped(node, granules);
+            State::Absent
+        }
+    };
+    kept::use_less(node, granules as usize);
+    arena.free.free(head, granules, state, 0);
 }

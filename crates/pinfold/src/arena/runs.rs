@@ -91,20 +91,22 @@ pub struct Run {
 pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Option<Run> {
     init();
     let request = NodeRequest::only(node.min(crate::nodes::count() - 1));
-    let run = |node| alloc_run_on(granules, request.instead(node), entry, whole);
+    let run = |node| alloc_run_on(granules, request.instead(node), entry, whole, false);
     if crate::nodes::count() == 1 {
         return run(0);
     }
     crate::nodes::fallback(request.node).find_map(run)
 }
 
-/// Allocates a run as [`alloc_run`] does, but on the asked node only. The caller has called
+/// Allocates a run as [`alloc_run`] does, but on the asked node only. `small` says that the run is
+/// a slab of small objects, which may have huge pages (`huge_pages`). The caller has called
 /// [`init`].
 pub(crate) fn alloc_run_on(
     granules: usize,
     request: NodeRequest,
     entry: u16,
     whole: bool,
+    small: bool,
 ) -> Option<Run> {
     let granules = u32::try_from(granules)
         .ok()
@@ -112,8 +114,14 @@ pub(crate) fn alloc_run_on(
     if !super::is_open() {
         super::register_fork();
     }
-    let run = alloc_at(request.node, granules)?;
+    let dense = small && huge_pages::are_wanted_for_slabs();
+    let run = alloc_at(request.node, granules, dense)?;
     let head = index_of_run(run.start);
+    // SAFETY: `alloc_at` gave the run to this thread alone.
+    unsafe { (*frame(head)).small = small };
+    if small {
+        kept::small_more(granules as usize);
+    }
     let marked = if whole { granules } else { 1 };
     for index in head..head + marked {
         // SAFETY: `alloc_at` gave the run to this thread alone.
@@ -122,25 +130,27 @@ pub(crate) fn alloc_run_on(
     }
     if entry == LARGE {
         kept::large_more(granules as usize);
-        if run.zeroed {
-            huge_pages::want_for_block(run.start.as_ptr(), granules as usize * GRANULE);
-        }
     }
     numa::count(request, granules as usize);
     Some(run)
 }
 
-fn alloc_at(node: usize, granules: u32) -> Option<Run> {
+/// Allocates a run on `node`. Takes fresh memory from a dense region if `dense` is true, or else
+/// from a plain one. If the system has no more memory, takes what is left of either kind.
+fn alloc_at(node: usize, granules: u32, dense: bool) -> Option<Run> {
     let room = numa::has_room(node, granules as usize);
     let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
     arena.take_back(node);
-    let mut found = arena.free.take(granules);
-    if found.is_none() && !arena.grow(node, granules) {
+    let mut found = arena.free.take(granules, dense);
+    if found.is_none() && !arena.grow(node, granules, dense) {
         // The system has no more memory. A purged run may join with clean runs and be long enough.
         arena = purge_all(arena, node)?;
     }
     if found.is_none() {
-        found = arena.free.take(granules);
+        let free = &mut arena.free;
+        found = free
+            .take(granules, dense)
+            .or_else(|| free.take(granules, !dense));
     }
     let Some((head, clean)) = found else {
         budget::refused();
@@ -176,6 +186,10 @@ pub unsafe fn free_run(start: NonNull<u8>) {
         kept::large_less(granules as usize);
         1
     } else {
+        // SAFETY: the caller promises that `start` begins a run, which no other thread uses.
+        if unsafe { (*frame(head)).small } {
+            kept::small_less(granules as usize);
+        }
         granules
     };
     (head..head + marked).for_each(|index| set_entry(index, 0));
@@ -225,42 +239,6 @@ impl Arena {
         self.free.free(head, granules, State::Dirty, self.now);
     }
 
-    /// Unmaps the clean run that begins at `head` if the runs on both sides are absent. Otherwise
-    /// blocks that move would leave more and more mappings behind. Returns the first granule of the
-    /// run, or of the absent run of which it is now a part.
-    pub(super) fn unmap_island(&mut self, node: usize, head: u32) -> u32 {
-        let Some((State::Clean, granules)) = self.free.run_at(head) else {
-            return head;
-        };
-        let absent_behind = matches!(self.free.run_at(head + granules), Some((State::Absent, _)));
-        if !absent_behind || !self.free.is_absent_before(head) {
-            return head;
-        }
-        // SAFETY: the run is mapped and free, and the arena's lock is held.
-        if unsafe { sys::try_unmap(address_of(head), granules as usize * GRANULE) } {
-            self.free.take_front(head, granules);
-            self.unmapped(node, granules);
-            return self.free.free(head, granules, State::Absent, 0);
-        }
-        head
-    }
-
-    /// Notes that granules that were in use are not mapped any more.
-    pub(super) fn let_absent(&mut self, node: usize, head: u32, granules: u32) {
-        kept::use_less(node, granules as usize);
-        self.unmapped(node, granules);
-        let start = self.free.free(head, granules, State::Absent, 0);
-        let before = self.free.clean_before(start);
-        let island = self.unmap_island(node, start - before);
-        let start = match self.free.run_at(island) {
-            Some((State::Absent, _)) => island,
-            _ => start,
-        };
-        if let Some((State::Absent, whole)) = self.free.run_at(start) {
-            self.unmap_island(node, start + whole);
-        }
-    }
-
     /// Notes that granules of a free run are not mapped any more.
     pub(super) fn unmapped(&mut self, node: usize, granules: u32) {
         self.mapped -= granules;
@@ -295,11 +273,12 @@ impl Arena {
         }
     }
 
-    /// Maps memory, so that there is a clean run of `granules`. Returns false if it fails.
-    fn grow(&mut self, node: usize, granules: u32) -> bool {
+    /// Maps memory, so that there is a clean run of `granules` in a region that is `dense` or not.
+    /// Returns false if it fails.
+    fn grow(&mut self, node: usize, granules: u32, dense: bool) -> bool {
         for _ in 0..TRIES {
-            let absent = self.free.find(State::Absent, granules);
-            let Some(head) = absent.or_else(|| self.add_region(node)) else {
+            let absent = self.free.find(State::Absent, granules, dense);
+            let Some(head) = absent.or_else(|| self.add_region(node, dense)) else {
                 return false;
             };
             // `take` does not look at every run. The clean run before this one may be long enough.
@@ -320,16 +299,18 @@ impl Arena {
         let Some((State::Absent, whole)) = self.free.run_at(head) else {
             return Mapped::Taken;
         };
-        let step = (self.mapped / 8).clamp(MIN_STEP, MAX_STEP);
+        let step = match window::is_dense(head) {
+            true => MAX_STEP,
+            false => (self.mapped / 8).clamp(MIN_STEP, MAX_STEP),
+        };
         let mut end = head + needed.max(step);
         if step == MAX_STEP {
             // Ends at a multiple of 2 MiB, so that a huge page can end there.
             end = end / MAX_STEP * MAX_STEP;
         }
         let more = needed.max(end.saturating_sub(head));
-        let huge = huge_pages::are_wanted(self.mapped);
         for more in [more.min(whole), needed] {
-            let mapped = window::map_granules(node, head, more, huge);
+            let mapped = window::map_granules(node, head, more);
             match mapped {
                 Mapped::Done => {
                     self.free.take_front(head, more);
@@ -350,10 +331,13 @@ impl Arena {
         Mapped::NoMemory
     }
 
-    /// Takes exactly `granules` from `index` on. Returns whether they were clean, or `None` if the
-    /// arena cannot take them.
+    /// Takes exactly `granules` from `index` on, for a block. Returns whether they were clean, or
+    /// `None` if the arena cannot take them. Blocks get no fresh memory of a dense region.
     pub(super) fn take_at(&mut self, node: usize, index: u32, granules: u32) -> Option<bool> {
         let (mut state, mut length) = self.free.run_at(index)?;
+        if state != State::Dirty && window::is_dense(index) {
+            return None;
+        }
         let absent = match state {
             State::Absent => Some((index, granules)),
             State::Clean if length < granules => Some((index + length, granules - length)),
@@ -377,9 +361,10 @@ impl Arena {
         Some(state == State::Clean)
     }
 
-    /// Adds a region, all of it absent. Returns the first granule of its run.
-    pub(super) fn add_region(&mut self, node: usize) -> Option<u32> {
-        let head = window::make_region(node)? + REGION_FIRST;
+    /// Adds a region, a dense one if `dense` is true, all of it absent. Returns the first granule
+    /// of its run.
+    pub(super) fn add_region(&mut self, node: usize, dense: bool) -> Option<u32> {
+        let head = window::make_region(node, dense)? + REGION_FIRST;
         let granules = REGION_GRANULES as u32 - REGION_FIRST - 1;
         self.free.free(head, granules, State::Absent, 0);
         Some(head)

@@ -21,9 +21,12 @@
 //!   reach the records of the next region.
 //! * If the program has mapped something in the window, no region is made in that place.
 
-use super::{GRANULE, HEADER, MAP, REGION, REGION_GRANULES, address_of, metadata, region_at};
+use super::{
+    GRANULE, HEADER, MAP, REGION, REGION_GRANULES, address_of, huge_pages, metadata, region_at,
+};
 use crate::fork::{self, Rank};
 use crate::lock::Lock;
+use crate::nodes::MAX_NODES;
 use crate::sys::{self, Mapped};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU8, AtomicUsize};
@@ -58,7 +61,11 @@ pub(super) static REGIONS: Lock<Regions> = Lock::new(Regions {
     copy: None,
 });
 
-/// The node of each region's memory.
+/// Marks a dense region in [`NODES`].
+const DENSE: u8 = 1 << 7;
+const _: () = assert!(MAX_NODES <= DENSE as usize);
+
+/// The node of each region's memory, and [`DENSE`] for a dense region.
 static NODES: [AtomicU8; MAX_WINDOW / REGION] = [const { AtomicU8::new(0) }; MAX_WINDOW / REGION];
 
 /// Returns whether the thread with thread pointer `thread` holds a lock that comes after
@@ -67,12 +74,13 @@ fn may_not_wait(thread: u64) -> bool {
     fork::is_held_from(Rank::Metadata, thread)
 }
 
-/// Makes a region for `node`, and maps only its records. Returns the number of its first granule.
+/// Makes a region for `node`, a dense one if `dense` is true, and maps only its records. Returns
+/// the number of its first granule.
 ///
 /// Returns `None` if the system has no memory or the window has no room, and while another thread
 /// forks. Also returns `None` in a signal handler that interrupted this function, or that
 /// [may not wait](may_not_wait) for its lock.
-pub(super) fn make_region(node: usize) -> Option<u32> {
+pub(super) fn make_region(node: usize, dense: bool) -> Option<u32> {
     let mut regions = REGIONS.lock_or_divert(may_not_wait)?;
     if regions.next == 0 && !choose_window(&mut regions) {
         return None;
@@ -95,7 +103,7 @@ pub(super) fn make_region(node: usize) -> Option<u32> {
             Mapped::NoMemory => return None,
         }
         regions.next += 1;
-        NODES[number].store(node as u8, Relaxed);
+        NODES[number].store(node as u8 | if dense { DENSE } else { 0 }, Relaxed);
         // Release pairs with the acquire in `entry`: a thread that sees the count sees the entries.
         MAP.count.store(end / GRANULE, Release);
         if let Some(copy) = regions.copy {
@@ -193,18 +201,23 @@ fn choose_window(regions: &mut Regions) -> bool {
 pub(super) fn node_of(address: usize) -> usize {
     let number = address.wrapping_sub(MAP.window.load(Relaxed)) / REGION;
     let node = NODES.get(number);
-    node.map_or(0, |node| usize::from(node.load(Relaxed)))
+    node.map_or(0, |node| usize::from(node.load(Relaxed) & !DENSE))
 }
 
-/// Maps granules of a region for `node`. Asks for huge pages if `huge` is true.
-pub(super) fn map_granules(node: usize, first: u32, count: u32, huge: bool) -> Mapped {
+/// Returns whether granule `index` lies in a dense region (`huge_pages`). One load.
+pub(super) fn is_dense(index: u32) -> bool {
+    NODES[index as usize / REGION_GRANULES].load(Relaxed) & DENSE != 0
+}
+
+/// Maps granules of a region for `node`, with the kind of pages that the region should have.
+pub(super) fn map_granules(node: usize, first: u32, count: u32) -> Mapped {
     let (start, size) = (address_of(first), count as usize * GRANULE);
     // SAFETY: the granules are absent, and only the holder of the arena's lock maps them.
     let mapped = unsafe { sys::map_at(start, size) };
     if matches!(mapped, Mapped::Done) {
         // SAFETY: `map_at` above mapped the range, which no other thread uses yet.
         unsafe {
-            if huge {
+            if huge_pages::are_wanted(is_dense(first)) {
                 sys::prefer_huge(start, size);
             } else {
                 sys::refuse_huge(start, size);
@@ -229,7 +242,7 @@ mod tests {
         register_fork();
         let made = while_held(REGIONS.word(), Duration::from_secs(20), || {
             let _metadata = hold(metadata::lock_word());
-            make_region(0)
+            make_region(0, false)
         });
         assert_eq!(made, Some(None));
     }

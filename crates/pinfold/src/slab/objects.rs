@@ -37,6 +37,9 @@ impl Constructor {
     }
 }
 
+/// Objects of at most this many bytes are small ([`Objects::is_small`]): a page.
+const MAX_SMALL: usize = 4096;
+
 /// How a cache treats its objects.
 #[derive(Clone, Copy)]
 pub(super) struct Treatment {
@@ -114,6 +117,13 @@ impl Objects {
             // A long name may be cut inside a character.
             Err(error) => core::str::from_utf8(&text[..error.valid_up_to()]).unwrap_or(""),
         }
+    }
+
+    /// Returns whether the objects are so small that a program which uses them touches most pages
+    /// of their slabs. Guard pages would split huge pages, so a hardened cache's objects do not
+    /// count.
+    pub(super) fn is_small(&self) -> bool {
+        self.geometry.size <= MAX_SMALL && self.hardening.is_none()
     }
 
     /// Returns whether the cache is debugged or hardened.

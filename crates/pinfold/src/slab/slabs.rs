@@ -353,7 +353,8 @@ impl Slabs {
     fn add_slab(&mut self, cache: &Objects, request: NodeRequest) -> Option<u32> {
         // Takes a run of this node only. A slab must be in the lists of the node whose memory it
         // is, because frees give an object to the node of its memory.
-        let run = arena::alloc_run_on(cache.geometry.granules, request, cache.id.entry(), true)?;
+        let (granules, entry) = (cache.geometry.granules, cache.id.entry());
+        let run = arena::alloc_run_on(granules, request, entry, true, cache.is_small())?;
         let index = arena::index_of_run(run.start);
         let objects = cache.geometry.per_slab;
         let start = run.start.as_ptr();

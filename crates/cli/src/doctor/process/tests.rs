@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::live::segment;
+use pinfold::segment::EVENTS;
 use pinfold::vmstat::Item;
 use std::fs;
 
@@ -190,6 +191,40 @@ fn huge_pages_near_the_limit_are_a_problem() {
         far.found
     );
     assert!(process().huge_pages().advice.contains("as root"));
+}
+
+#[test]
+fn huge_pages_that_hold_little_are_a_problem() {
+    let folder = tempfile::tempdir().unwrap();
+    let verdict = |huge: u64, used: u64, free: u64| {
+        let text = format!("Rss: 5000000 kB\nAnonHugePages: {} kB\n", huge << 10);
+        write(folder.path(), &[("smaps_rollup", &text)]);
+        let mut process = Process {
+            files: files(folder.path()),
+            ..process()
+        };
+        process.snapshot.huge = 0;
+        process.snapshot.nodes.truncate(1);
+        process.snapshot.nodes[0].used = used * MIB;
+        // One cache, with one slab of `free` objects of 1 MiB, all of them free.
+        process.snapshot.caches.truncate(1);
+        let cache = &mut process.snapshot.caches[0];
+        (cache.size, cache.per_slab) = (MIB, free);
+        cache.nodes.truncate(1);
+        cache.nodes[0] = [0; EVENTS];
+        cache.nodes[0][SlabEvent::SlabAlloc.index()] = 1;
+        process.huge_pages()
+    };
+    assert_good(&verdict(400, 300, 0));
+    assert_good(&verdict(400, 700, 500));
+    assert_good(&verdict(60, 1, 0));
+    let sparse = verdict(400, 600, 500);
+    assert_problem(&sparse, "thp=never");
+    assert!(
+        sparse.found.ends_with("only 100.0 MiB are in use"),
+        "{}",
+        sparse.found
+    );
 }
 
 #[test]

@@ -1,0 +1,223 @@
+//! What the kernel backs: sparse blocks take the pages that were touched, small objects may have
+//! huge pages, moved blocks leave no mappings behind, and locked memory goes back.
+
+use pinfold::arena::{self, GRANULE, LARGE, alloc_run, free_run, move_run};
+use pinfold::slab::KmemCache;
+use std::alloc::Layout;
+use std::fs;
+use std::process::Command;
+use std::ptr::NonNull;
+
+const MIB: usize = 1 << 20;
+
+/// Runs the test's body in a process of its own, so that no other test uses its arena. Returns true
+/// in that process.
+fn alone(test: &str) -> bool {
+    if std::env::var_os("ARENA_ALONE").is_some() {
+        return true;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .env("ARENA_ALONE", "1")
+        .env_remove("PINFOLD_THP")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    eprint!("{said}");
+    assert!(output.status.success(), "{}: {said}", output.status);
+    false
+}
+
+fn take(granules: usize) -> NonNull<u8> {
+    alloc_run(granules, 0, LARGE, false).unwrap().start
+}
+
+fn give(run: NonNull<u8>) {
+    // SAFETY: the caller took the run and gives it up.
+    unsafe { free_run(run) };
+}
+
+/// Returns the process's resident private memory in bytes.
+fn resident() -> usize {
+    let text = fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with("RssAnon:"));
+    let kilobytes = line.unwrap().split_ascii_whitespace().nth(1).unwrap();
+    kilobytes.parse::<usize>().unwrap() << 10
+}
+
+fn mappings() -> usize {
+    fs::read_to_string("/proc/self/maps")
+        .unwrap()
+        .lines()
+        .count()
+}
+
+/// Returns whether the mapping at `address` asks for huge pages (`Some(true)`), refuses them
+/// (`Some(false)`), or follows the system's setting, as on a kernel without huge pages.
+fn asks_for_huge_pages(address: usize) -> Option<bool> {
+    let text = fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut within = false;
+    for line in text.lines() {
+        let first = line.split_ascii_whitespace().next().unwrap_or("");
+        if let Some((from, to)) = first.split_once('-') {
+            let number = |text| usize::from_str_radix(text, 16);
+            if let (Ok(from), Ok(to)) = (number(from), number(to)) {
+                within = (from..to).contains(&address);
+            }
+        } else if within && first == "VmFlags:" {
+            let has = |flag| line.split_ascii_whitespace().any(|word| word == flag);
+            return has("hg").then_some(true).or(has("nh").then_some(false));
+        }
+    }
+    None
+}
+
+/// Returns whether the kernel has huge pages at all.
+fn has_huge_pages() -> bool {
+    let has = fs::metadata("/sys/kernel/mm/transparent_hugepage/enabled").is_ok();
+    if !has {
+        eprintln!("left out: the kernel has no huge pages");
+    }
+    has
+}
+
+/// Allocates `bytes` in objects of `size` bytes. Returns the last object.
+fn fill(cache: &KmemCache, size: usize, bytes: usize) -> NonNull<u8> {
+    let mut last = None;
+    for _ in 0..bytes / size {
+        let object = cache.alloc().unwrap();
+        // SAFETY: the object is new, and has at least one byte.
+        unsafe { object.as_ptr().write(1) };
+        last = Some(object);
+    }
+    last.unwrap()
+}
+
+/// Coroutines' stacks and sparse arrays: a byte is written in each block.
+#[test]
+fn sparse_blocks_take_only_the_pages_that_were_touched() {
+    if !alone("sparse_blocks_take_only_the_pages_that_were_touched") {
+        return;
+    }
+    let before = resident();
+    for granules in [2, 40, 130] {
+        for _ in 0..200 * MIB / (granules * GRANULE) {
+            // SAFETY: the run is new.
+            unsafe { take(granules).as_ptr().write(1) };
+        }
+    }
+    let more = (resident() - before) / MIB;
+    assert!(more < 40, "600 MiB in sparse blocks take {more} MiB");
+}
+
+#[test]
+fn many_small_objects_get_huge_pages_and_nothing_else_does() {
+    if !alone("many_small_objects_get_huge_pages_and_nothing_else_does") || !has_huge_pages() {
+        return;
+    }
+    let layout = |size| Layout::from_size_align(size, 8).unwrap();
+    let small = KmemCache::new("small", layout(256)).unwrap();
+    let larger = KmemCache::new("larger", layout(8192)).unwrap();
+    let first = fill(&small, 256, MIB);
+    fill(&small, 256, 80 * MIB);
+    let later = fill(&small, 256, 20 * MIB);
+    let asks = |object: NonNull<u8>| asks_for_huge_pages(object.as_ptr() as usize);
+    assert_eq!(asks(first), Some(false));
+    assert_eq!(asks(later), Some(true));
+    assert_eq!(asks(fill(&larger, 8192, 20 * MIB)), Some(false));
+    for granules in [1, 100, 800] {
+        assert_eq!(asks(take(granules)), Some(false));
+    }
+}
+
+#[test]
+fn small_objects_near_a_limit_get_no_huge_pages() {
+    if !alone("small_objects_near_a_limit_get_no_huge_pages") || !has_huge_pages() {
+        return;
+    }
+    arena::set_memory_limit(Some(300 * MIB));
+    let small = KmemCache::new("small", Layout::from_size_align(256, 8).unwrap()).unwrap();
+    let last = fill(&small, 256, 120 * MIB);
+    assert_eq!(asks_for_huge_pages(last.as_ptr() as usize), Some(false));
+}
+
+/// Blocks that grow by moving their pages take a mapping while they live, and leave none behind.
+#[test]
+fn moved_blocks_leave_no_mappings_behind() {
+    if !alone("moved_blocks_leave_no_mappings_behind") {
+        return;
+    }
+    const BLOCKS: usize = 60;
+    let mut most = 0;
+    for round in 0..6 {
+        let runs: Vec<_> = (0..BLOCKS)
+            .map(|nth| take(32 + (nth + round) % 9))
+            .collect();
+        for &run in &runs {
+            // SAFETY: the run is new.
+            unsafe { run.as_ptr().write(7) };
+        }
+        let moved: Vec<_> = runs
+            .iter()
+            // SAFETY: the test owns the run, and does not use its old address afterwards.
+            .map(|&run| unsafe { move_run(run, 64 * GRANULE) }.expect("a moved block"))
+            .collect();
+        // Other blocks use the addresses that the moved ones left.
+        let others: Vec<_> = (0..BLOCKS).map(|nth| take(9 + nth % 7)).collect();
+        for &run in &others {
+            // SAFETY: the run is new.
+            unsafe { run.as_ptr().write(7) };
+        }
+        most = most.max(mappings());
+        for (nth, block) in moved.into_iter().enumerate() {
+            // SAFETY: the test owns the block, which has a first byte.
+            assert_eq!(unsafe { block.as_ptr().read() }, 7, "{nth}");
+            // SAFETY: the test gives the block up.
+            unsafe {
+                if !arena::free_huge(block.as_ptr()) {
+                    free_run(block);
+                }
+            }
+        }
+        others.into_iter().for_each(give);
+    }
+    let left = mappings();
+    assert!(left < 50, "{left} mappings are left, and there were {most}");
+    assert!(most < 50 + BLOCKS, "{most} mappings");
+}
+
+/// Real-time programs lock their memory. What they free must go back all the same.
+#[test]
+fn locked_memory_goes_back() {
+    if !alone("locked_memory_goes_back") {
+        return;
+    }
+    // SAFETY: locks this process's memory, and changes no content.
+    if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) } != 0 {
+        eprintln!("left out: the process may not lock its memory");
+        return;
+    }
+    let own = vec![1u8; 2 * MIB];
+    let page = own.as_ptr().wrapping_add(MIB) as usize / 4096 * 4096;
+    // `MADV_DONTNEED_LOCKED`, since Linux 5.18.
+    // SAFETY: the page lies within the vector, which is not read afterwards.
+    if unsafe { libc::madvise(page as *mut libc::c_void, 4096, 24) } != 0 {
+        eprintln!("left out: the kernel gives locked memory back only with its addresses");
+        return;
+    }
+    let before = resident();
+    let runs: Vec<_> = (0..10).map(|_| take(160)).collect();
+    for &run in &runs {
+        // SAFETY: the test owns the run, which has 160 granules.
+        unsafe { run.as_ptr().write_bytes(1, 160 * GRANULE) };
+    }
+    assert!(resident() > before + 90 * MIB);
+    runs.into_iter().for_each(give);
+    arena::trim();
+    let left = resident().saturating_sub(before) / MIB;
+    assert!(left < 20, "{left} MiB stay");
+    let again = alloc_run(160, 0, LARGE, false).unwrap();
+    // SAFETY: the test owns the run, which has 160 granules.
+    let bytes = unsafe { std::slice::from_raw_parts(again.start.as_ptr(), 160 * GRANULE) };
+    assert!(!again.zeroed || bytes.iter().all(|&byte| byte == 0));
+}
