@@ -135,6 +135,8 @@ const EXCLUDED: &[&str] = &[
     "core::fmt::write",
     // Reports the first error in a cache that checks.
     "pinfold::slab::debug::report::raise",
+    // Loads and stores a few words. The settings were read when the first cache was made.
+    "pinfold_malloc::changeable::publish",
     // Makes a thread, if another process asks for a heap profile. Runs in a shepherd's thread, or
     // in the program's own call of `tick`.
     "pinfold_malloc::profiled::start_apart",
