@@ -410,7 +410,7 @@ fn served(pid: &str) -> String {
         .unwrap()
         .trim_end_matches('/');
     let mut stream = TcpStream::connect(address).unwrap();
-    let request = "GET /debug/pprof/heap HTTP/1.1\r\nHost: pinfold\r\nConnection: close\r\n\r\n";
+    let request = "GET /debug/pprof/heap HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();

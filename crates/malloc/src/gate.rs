@@ -8,15 +8,15 @@
 //! |---|---|
 //! | [`LIMIT`] | while the next two are 0, while much idle memory waits for a tick, while samples are taken, and after another process has stored 0 |
 //! | [`WINDOW`], [`COUNT`] | before the first allocation, while calls are counted, without rseq |
-//! | [`COUNTED`] | while no samples are taken, and while the two words above are 0 |
+//! | [`COUNTED`] | while no samples are taken, while the two words above are 0, and after another process has stored 0 |
 //!
 //! Idle memory goes back to the system at a *tick* (`slab::tick`). In a program with one thread,
 //! the slow paths tick. If all calls of such a program are fast, no call would tick. So the arenas
 //! close the fast path of malloc while they keep much idle memory ([`arena::needs_ticks`]).
 //! The calls of malloc then tick ([`tick_if_needed`]), until little is kept.
 //!
-//! A process that may trace this one closes the fast path in the same way when it has a request
-//! (`pinfold::segment`). A call of malloc then ticks, serves the request, and opens the fast path.
+//! A process that may trace this one stores 0 to [`LIMIT`] and [`COUNTED`] when it has a request
+//! (`pinfold::segment`). The calls of malloc then tick, serve the request, and open the path again.
 
 use crate::profiled;
 use core::ptr::null_mut;
@@ -59,13 +59,15 @@ pub(crate) fn open() -> bool {
     opened.is_some()
 }
 
-/// Shows the limit's address in the segment, so that a process that may trace this one can close
-/// the fast path of malloc when it has a request.
+/// Shows the addresses of two words in the segment, so that a process that may trace this one can
+/// close the paths of malloc when it has a request.
 fn show() {
     if let Some(segment) = segment::current() {
-        let at = core::ptr::from_ref(word(LIMIT)) as u64;
-        // Release pairs with the acquire of a process that reads the segment.
-        segment.gate.store(at, Release);
+        for (gate, at) in segment.gates.iter().zip([LIMIT, COUNTED]) {
+            let at = core::ptr::from_ref(word(at)) as u64;
+            // Release pairs with the acquire of a process that reads the segment.
+            gate.store(at, Release);
+        }
     }
 }
 
@@ -94,39 +96,62 @@ pub(crate) fn count_bytes(on: bool) {
     // uses.
     let is_open = on && word(WINDOW).load(Acquire) != 0;
     let limit = if is_open { MAX_SMALL_SIZE } else { 0 };
+    // Pairs with the fence in `open_counted_again`: the caller has cleared the flag before.
+    fence(SeqCst);
     word(COUNTED).store(limit, Release);
+}
+
+/// Opens the path of malloc that counts bytes, after another process has closed it.
+fn open_counted_again() {
+    count_bytes(true);
+    // A thread that ends samples clears the flag first, and then stores 0. Either this thread sees
+    // that the flag is clear, or the other's 0 is stored last.
+    fence(SeqCst);
+    if !profiled::is_on() {
+        word(COUNTED).store(0, Relaxed);
+    }
 }
 
 /// Opens the fast path of malloc after the profile has ended, unless another reason keeps it
 /// closed.
 pub(crate) fn open_malloc_again() {
-    if is_closed_for_ticks() && !arena::needs_ticks() {
+    if is_closed(LIMIT) && !arena::needs_ticks() {
         open_malloc();
     }
 }
 
-/// While much idle memory waits for a tick, ticks if a tick is due. Opens the fast path again once
-/// little memory waits. Called by each slow path of malloc. Returns whether the path was closed for
-/// ticks.
+/// While much idle memory waits for a tick, or after another process has closed the path that is
+/// in use, ticks if a tick is due. Opens the path again once little memory waits. Called by each
+/// slow path of malloc. Returns whether the path was closed for ticks.
 #[inline]
 pub(crate) fn tick_if_needed() -> bool {
-    let closed = arena::needs_ticks() || (is_closed_for_ticks() && !profiled::is_on());
+    let is_closed = match profiled::is_on() {
+        true => is_closed(COUNTED),
+        false => is_closed(LIMIT),
+    };
+    let closed = is_closed || arena::needs_ticks();
     if closed {
         tick();
     }
     closed
 }
 
-/// Returns whether the arenas have closed the fast path of malloc. If two threads change whether
-/// ticks are needed at the same time, it may be closed although they are not needed.
-fn is_closed_for_ticks() -> bool {
-    word(LIMIT).load(Relaxed) == 0 && word(WINDOW).load(Relaxed) != 0
+/// Returns whether the path of malloc whose word is number `at` is closed. If two threads change
+/// whether ticks are needed at the same time, it may be closed although they are not needed.
+fn is_closed(at: usize) -> bool {
+    word(at).load(Relaxed) == 0 && word(WINDOW).load(Relaxed) != 0
 }
 
 #[cold]
 fn tick() {
-    if slab::tick() && !arena::update_needs_ticks() && is_closed_for_ticks() {
+    if !slab::tick() {
+        return;
+    }
+    if !arena::update_needs_ticks() && is_closed(LIMIT) {
         open_malloc();
+    }
+    if profiled::is_on() && is_closed(COUNTED) {
+        open_counted_again();
     }
 }
 

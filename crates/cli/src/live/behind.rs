@@ -108,14 +108,16 @@ impl Behind {
         }
     }
 
-    /// Closes the fast path of malloc, if it is open, so that the next call of malloc looks for
-    /// requests. That call opens it again.
-    pub fn close_gate(&self) -> Result<(), Unreadable> {
+    /// Closes the fast paths of malloc that are open, so that the next calls of malloc look for
+    /// requests. These calls open the paths again.
+    pub fn close_gates(&self) -> Result<(), Unreadable> {
         self.check()?;
-        let gate = self.word(offset_of!(Segment, gate))?;
-        let is_open = |word| word == MAX_SMALL_SIZE as u64 + 1;
-        if gate != 0 && self.memory.word(gate).is_ok_and(is_open) {
-            self.memory.set_word(gate, 0).map_err(why)?;
+        let open = [MAX_SMALL_SIZE as u64 + 1, MAX_SMALL_SIZE as u64];
+        for (nth, open) in open.into_iter().enumerate() {
+            let gate = self.word(offset_of!(Segment, gates) + 8 * nth)?;
+            if gate != 0 && self.memory.word(gate).is_ok_and(|word| word == open) {
+                self.memory.set_word(gate, 0).map_err(why)?;
+            }
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ pub enum NoAnswer {
 /// an allocation or free, and gives up after 100 ms.
 pub const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 
-/// How long a request may wait before this command closes the fast path of malloc.
+/// How long a request may wait before this command closes the fast paths of malloc.
 const CLOSE_AFTER: Duration = Duration::from_millis(20);
 
 impl Mail {
@@ -130,8 +130,8 @@ impl Mail {
             }
             if closed.elapsed() >= CLOSE_AFTER && self.with(|mailbox| mailbox.is_waiting(posted))? {
                 closed = Instant::now();
-                // A process that has become another program has no such gate.
-                let _ = self.behind.as_ref().map(Behind::close_gate);
+                // A process that has become another program has no such gates.
+                let _ = self.behind.as_ref().map(Behind::close_gates);
             }
             sleep(pause);
             pause = (pause * 2).min(LONGEST_PAUSE);

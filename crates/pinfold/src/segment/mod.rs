@@ -175,10 +175,11 @@ pub struct Segment {
     /// The present values of the settings that may change while the process runs, by their numbers
     /// in requests ([`GET`]).
     pub settings: [AtomicU64; SETTINGS],
-    /// The address of malloc's *gate*, or 0: a word that holds 0 while the fast path of malloc is
-    /// closed. Any thread may store 0 there, at any time. The next call of malloc then takes a slow
-    /// path, which looks for requests, and opens the fast path again.
-    pub gate: AtomicU64,
+    /// The addresses of malloc's *gates*, or 0: a word that holds 0 while the fast path of malloc is
+    /// closed, and one for the path of malloc that counts bytes for a heap profile. Any thread may
+    /// store 0 there, at any time. The next calls of malloc then take a slow path, which looks for
+    /// requests, and opens the path again.
+    pub gates: [AtomicU64; 2],
     /// The address of the heap profile's records ([`crate::profile::Head`]), or 0.
     pub profile: AtomicU64,
 }
