@@ -2,8 +2,8 @@
 //!
 //! The segment is a file without a name that the process has mapped. Root opens it by the mapping.
 //! The process's own user opens it by one of the process's descriptors. In a forked child, and
-//! where the program has closed its descriptors, it is read in the process's memory ([`Behind`]). In
-//! a process that counts every call, the segment is a file with a name.
+//! where the program has closed its descriptors, it is read in the process's memory ([`Behind`]).
+//! In a process that counts every call, the segment is a file with a name.
 //!
 //! The process may be hostile, and `pinfold list` reads all processes. So at most [`FILES`] files
 //! of a process are opened, and a page of each is read before any more.
