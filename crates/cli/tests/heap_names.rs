@@ -6,7 +6,7 @@
 
 use pinfold::profile::{HEAP_MAGIC, HEAP_VERSION, Head, RECORDS_AT, Record};
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
@@ -235,6 +235,42 @@ fn a_pipe_without_a_reader_is_refused() {
     assert_eq!(output.status.code(), Some(2));
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(error.contains("nothing reads from"), "{error}");
+}
+
+/// Another user may have put a pipe under the name that this user gives.
+#[test]
+fn profiles_are_read_from_regular_files_and_standard_input() {
+    let profile = Profile::of_function(&own(), 0);
+    let pipe = profile.folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    let pipe = pipe.to_str().unwrap();
+    let dump = |arguments: &[&str], input: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
+        finish(command.args(["heap", "dump"]).args(arguments).stdin(input))
+    };
+    let file = profile.file.to_str().unwrap();
+    for arguments in [&[pipe][..], &[file, "--diff", pipe], &["/dev/zero"]] {
+        let output = dump(arguments, Stdio::null());
+        assert_eq!(output.status.code(), Some(2));
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains("not a regular file"), "{error}");
+    }
+    let written = profile.dump(&["-o", "-"]);
+    let mut cat = Command::new("cat")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let output = cat.stdout.take().unwrap();
+    let mut input = cat.stdin.take().unwrap();
+    let writer = std::thread::spawn(move || input.write_all(&written.stdout));
+    let read = dump(&["-"], Stdio::from(output));
+    writer.join().unwrap().unwrap();
+    cat.wait().unwrap();
+    assert_eq!(read.status.code(), Some(0));
+    let text = String::from_utf8(read.stdout).unwrap();
+    assert!(text.contains("in use"), "{text}");
 }
 
 #[test]

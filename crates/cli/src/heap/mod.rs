@@ -8,21 +8,22 @@ pub mod report;
 pub mod symbols;
 
 use crate::figures;
+use crate::foreign::{Unopened, open_regular};
 use crate::live::{Ask, name};
 use anyhow::{Context, Result, bail};
 use naming::Subject;
-pub use naming::{PATIENCE, child_main};
+pub use naming::{PATIENCE, Patience, child_main};
 use pinfold::segment::{Code, HEAP_START, HEAP_STOP};
 use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_malloc::settings::parse_heap_interval;
 use raw::Raw;
 use report::What;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 use symbols::Profile;
 
 /// Show which call stacks hold a process's memory, by a sample of its allocations
@@ -65,7 +66,7 @@ struct StopArgs {
 /// Print a heap profile, or write it for other tools
 #[derive(clap::Args)]
 struct DumpArgs {
-    /// A process id, or a file that `-o` or `pinfold run --heap-file` wrote
+    /// A process id, or a file that `-o` or `pinfold run --heap-file` wrote; `-` is standard input
     #[arg(value_name = "PID|FILE")]
     from: String,
 
@@ -150,8 +151,8 @@ fn stop(args: &StopArgs) -> Result<ExitCode> {
 /// The most bytes of a file with a profile.
 const MOST_BYTES: u64 = 256 << 20;
 
-/// Reads a file of a process, or one that this command wrote.
-#[expect(clippy::disallowed_methods, reason = "the user names the file")]
+/// Reads a file of a process, or one that this command wrote. `-` is standard input. A pipe under
+/// another name is refused: where other users may write, its open could wait without end.
 fn read_file(path: &Path) -> Result<Profile> {
     let cannot_read = || {
         format!(
@@ -159,9 +160,24 @@ fn read_file(path: &Path) -> Result<Profile> {
             path.display()
         )
     };
-    let file = File::open(path).with_context(cannot_read)?;
-    profile_in(&file).with_context(cannot_read)
+    let read = || {
+        if path == Path::new("-") {
+            let input = io::stdin().as_fd().try_clone_to_owned()?;
+            return profile_in(&input.into());
+        }
+        match open_regular(path) {
+            Ok(file) => profile_in(&file),
+            Err(Unopened::NotRegular) => {
+                bail!("it is not a regular file; `-` reads a pipe from standard input")
+            }
+            Err(why) => Err(why.into()),
+        }
+    };
+    read().with_context(cannot_read)
 }
+
+/// The user and the group that own nothing: those of a pipe's writer are not known.
+const NOBODY: u32 = 65_534;
 
 /// Reads the profile in a file that is open.
 fn profile_in(file: &File) -> Result<Profile> {
@@ -174,7 +190,10 @@ fn profile_in(file: &File) -> Result<Profile> {
         return pprof::decode(&bytes);
     }
     let about = file.metadata()?;
-    let (uid, gid) = (about.uid(), about.gid());
+    let (uid, gid) = match about.is_file() {
+        true => (about.uid(), about.gid()),
+        false => (NOBODY, NOBODY),
+    };
     let mut raw = Raw::parse(&bytes)?;
     raw.subject = Subject::File { uid, gid };
     if let Ok(written) = about.modified() {
@@ -214,9 +233,9 @@ fn read(from: &str) -> Result<Profile> {
     }
 }
 
-/// Returns the profile of a running process in the format of pprof. Finding names takes `patience`
-/// at most. What has no name until then keeps its address.
-pub fn pprof_of_process(pid: u32, patience: Duration) -> Result<Vec<u8>> {
+/// Returns the profile of a running process in the format of pprof. What has no name when
+/// `patience` is over keeps its address.
+pub fn pprof_of_process(pid: u32, patience: Patience) -> Result<Vec<u8>> {
     pprof::encode(&Profile::of(&Raw::of_process(pid)?, patience))
 }
 

@@ -1,10 +1,9 @@
 //! A heap profile with the names of functions.
 
-use super::naming::{self, Names};
+use super::naming::{self, Names, Patience};
 use super::raw::{Raw, Row, mapping_of};
 use std::collections::HashMap;
 use std::path::Path;
-use std::time::Duration;
 
 /// A part of a file that the process has mapped.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -171,9 +170,9 @@ fn lines(names: &Names) -> Vec<Line> {
 }
 
 impl Profile {
-    /// Finds the names for a profile's addresses, before `patience` has passed. Addresses whose
-    /// names are not found stay without.
-    pub fn of(raw: &Raw, patience: Duration) -> Profile {
+    /// Finds the names for a profile's addresses, before `patience` is over. Addresses whose names
+    /// are not found stay without.
+    pub fn of(raw: &Raw, patience: impl Into<Patience>) -> Profile {
         let mut addresses: Vec<u64> = raw
             .rows
             .iter()
@@ -198,7 +197,7 @@ impl Profile {
             Some((number, nth, position))
         });
         let places: Vec<(u32, usize, u64)> = places.collect();
-        let found = naming::find(raw.subject, &raw.mappings, &places, patience);
+        let found = naming::find(raw.subject, &raw.mappings, &places, &patience.into());
         for (&number, names) in &found.names {
             let location = &mut locations[number as usize];
             location.lines = lines(names);

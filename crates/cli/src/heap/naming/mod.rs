@@ -25,6 +25,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Read, Seek, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::Weak;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,37 @@ const SUBCOMMAND: &str = "name-functions";
 
 /// How long naming may take, if nothing else is asked for.
 pub const PATIENCE: Duration = Duration::from_secs(8);
+
+/// How long naming goes on.
+pub struct Patience {
+    time: Duration,
+    /// Naming ends once this is dropped.
+    waiting: Option<Weak<()>>,
+}
+
+impl From<Duration> for Patience {
+    fn from(time: Duration) -> Patience {
+        Patience {
+            time,
+            waiting: None,
+        }
+    }
+}
+
+impl Patience {
+    /// Goes on for [`PATIENCE`], and only until `waiting` is dropped.
+    pub fn while_waiting(waiting: Weak<()>) -> Patience {
+        Patience {
+            time: PATIENCE,
+            waiting: Some(waiting),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        let waiting = self.waiting.as_ref();
+        waiting.is_some_and(|waiting| waiting.strong_count() == 0)
+    }
+}
 
 /// The most files that are read for names: those with the most addresses.
 const MOST_FILES: usize = 512;
@@ -127,12 +159,12 @@ pub struct Found {
 }
 
 /// Names addresses. `places` holds for each address its number, the number of its mapping, and its
-/// position in the mapping's file. Ends before `patience` has passed.
+/// position in the mapping's file. Ends before `patience` is over.
 pub fn find(
     subject: Subject,
     mappings: &[Mapping],
     places: &[(u32, usize, u64)],
-    patience: Duration,
+    patience: &Patience,
 ) -> Found {
     let mut found = Found::default();
     if places.is_empty() {
@@ -169,7 +201,7 @@ pub fn find(
     let (wanted, of): (Vec<Wanted>, Vec<Vec<usize>>) = files.into_iter().unzip();
     let request = Request {
         subject,
-        seconds: patience.as_secs().max(1),
+        seconds: patience.time.as_secs().max(1),
         files: wanted,
     };
     let mut reader = Reader {
@@ -179,7 +211,7 @@ pub fn find(
         found: &mut found,
         unopened: 0,
     };
-    if let Err(why) = reader.run(Instant::now() + patience) {
+    if let Err(why) = reader.run(patience) {
         found.notes.push(why);
     }
     found
@@ -197,13 +229,14 @@ struct Reader<'r> {
 }
 
 impl Reader<'_> {
-    fn run(&mut self, deadline: Instant) -> Result<(), String> {
+    fn run(&mut self, patience: &Patience) -> Result<(), String> {
+        let deadline = Instant::now() + patience.time;
         let cannot_start = |error: io::Error| {
             format!("functions have no names: the process that finds them did not start: {error}")
         };
         let mut child = start(self.request).map_err(cannot_start)?;
         let read = match child.stdout.take() {
-            Some(stdout) => self.read(stdout, deadline),
+            Some(stdout) => self.read(stdout, deadline, patience),
             None => Ok(()),
         };
         let ended = end(&mut child, read.is_ok(), deadline);
@@ -222,13 +255,18 @@ impl Reader<'_> {
     }
 
     /// Reads all answers.
-    fn read(&mut self, mut from: ChildStdout, deadline: Instant) -> Result<(), String> {
+    fn read(
+        &mut self,
+        mut from: ChildStdout,
+        deadline: Instant,
+        patience: &Patience,
+    ) -> Result<(), String> {
         let failed = |error: io::Error| {
             format!("some functions have no names: the process that finds them: {error}")
         };
         let (mut line, mut piece, mut all) = (Vec::new(), vec![0; 64 << 10], 0);
         loop {
-            if !wait(&from, deadline).map_err(failed)? {
+            if !wait(&from, deadline, patience).map_err(failed)? {
                 return Err(
                     "some functions have no names: finding them took too long, and was stopped"
                         .to_owned(),
@@ -328,20 +366,26 @@ fn start(request: &Request) -> io::Result<Child> {
 }
 
 /// Waits until there is something to read, or the other end is closed. Returns false at the
-/// deadline.
-fn wait(from: &ChildStdout, deadline: Instant) -> io::Result<bool> {
-    loop {
+/// deadline, or when `patience` is over.
+fn wait(from: &ChildStdout, deadline: Instant, patience: &Patience) -> io::Result<bool> {
+    /// The time between two looks whether `patience` is over.
+    const LOOK: Duration = Duration::from_millis(200);
+    while !patience.is_over() {
         let left = deadline.saturating_duration_since(Instant::now());
+        let is_last = left <= LOOK;
+        let left = left.min(LOOK);
         let left = Timespec {
             tv_sec: left.as_secs() as i64,
             tv_nsec: left.subsec_nanos().into(),
         };
         match poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&left)) {
-            Ok(ready) => return Ok(ready > 0),
-            Err(Errno::INTR) => {}
+            Ok(0) if is_last => return Ok(false),
+            Ok(0) | Err(Errno::INTR) => {}
+            Ok(_) => return Ok(true),
             Err(error) => return Err(error.into()),
         }
     }
+    Ok(false)
 }
 
 /// Ends the process, at once unless it has ended its answer. Returns `None` if the kernel does not
@@ -373,5 +417,46 @@ fn cause(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("signal {signal}"),
         (None, code) => format!("status {}", code.unwrap_or(0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    /// A client that leaves must not keep other clients from their profiles.
+    #[test]
+    fn naming_ends_when_nobody_waits_for_it() {
+        let mut child = Command::new("sleep")
+            .arg("60")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let request = Request {
+            subject: Subject::own_file(),
+            seconds: 60,
+            files: Vec::new(),
+        };
+        let mut reader = Reader {
+            request: &request,
+            of: &[],
+            addresses: 0,
+            found: &mut Found::default(),
+            unopened: 0,
+        };
+        let client = Arc::new(());
+        let patience = Patience::while_waiting(Arc::downgrade(&client));
+        let begin = Instant::now();
+        let deadline = begin + Duration::from_secs(50);
+        let stdout = child.stdout.take().unwrap();
+        let read = std::thread::scope(|scope| {
+            let read = scope.spawn(|| reader.read(stdout, deadline, &patience));
+            drop(client);
+            read.join().unwrap()
+        });
+        assert!(begin.elapsed() < Duration::from_secs(30));
+        assert!(read.unwrap_err().contains("stopped"));
+        assert_eq!(end(&mut child, false, deadline).unwrap().signal(), Some(9));
     }
 }

@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -99,8 +99,11 @@ impl Response {
     }
 }
 
+/// Is dropped once nobody waits for an answer any more.
+pub type Waiting = Weak<()>;
+
 /// Makes the answer to a request.
-pub type Answer = dyn Fn(&Request) -> Response + Send + Sync;
+pub type Answer = dyn Fn(&Request, Waiting) -> Response + Send + Sync;
 
 pub struct Server {
     listener: TcpListener,
@@ -254,10 +257,12 @@ impl Service {
         if Arc::strong_count(&mine) > 2 + 2 * self.most {
             return late();
         }
+        let waiting = Arc::new(());
+        let seen = Arc::downgrade(&waiting);
         let (give, take) = channel();
         let making = move || {
             // The client may be gone.
-            let _ = give.send(answer(&request));
+            let _ = give.send(answer(&request, seen));
             drop(mine);
         };
         if thread::Builder::new().spawn(making).is_err() {
@@ -362,14 +367,16 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_the_answer_to_a_client_that_has_gone() {
+        let (tell, told) = channel();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (stream, _) = listener.accept().unwrap();
-        let (_never, wait) = channel::<()>();
-        let wait = std::sync::Mutex::new(wait);
         let service = Service {
-            answer: Arc::new(move |_: &Request| {
-                let _ = wait.lock().unwrap().recv();
+            answer: Arc::new(move |_: &Request, waiting: Waiting| {
+                while waiting.strong_count() > 0 {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                let _ = tell.send(());
                 Response::page("text/plain", "")
             }),
             making: Arc::new(()),
@@ -382,5 +389,7 @@ mod tests {
         let (request, _) = read(head.as_bytes(), &[]).unwrap();
         assert!(service.made(request.unwrap(), &stream).is_none());
         assert!(begin.elapsed() < MAKING);
+        // The answer's own thread learns it too.
+        told.recv_timeout(MAKING).unwrap();
     }
 }

@@ -12,8 +12,9 @@ mod status;
 use super::list;
 use super::source::Source;
 use crate::figures;
+use crate::heap::Patience;
 use anyhow::{Context, Result};
-use http::{Response, Server};
+use http::{Response, Server, Waiting};
 use look::{Look, Processes};
 use request::Request;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
@@ -100,7 +101,18 @@ fn shares(files: u64) -> (usize, usize) {
     (limited(clients), limited(processes))
 }
 
+/// Has all threads share the C library's main heap. Each answer has a thread of its own, and glibc
+/// would spread these over many heaps, each of which keeps what the largest answer left in it.
+fn share_one_heap() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: the call sets a number in the C library, before this command starts a thread.
+    unsafe {
+        libc::mallopt(libc::M_ARENA_MAX, 1);
+    }
+}
+
 pub fn main(args: Args) -> Result<ExitCode> {
+    share_one_heap();
     let (clients, most) = shares(list::allow_many_files());
     let sources = args
         .pids
@@ -112,7 +124,8 @@ pub fn main(args: Args) -> Result<ExitCode> {
         is_naming: AtomicBool::new(false),
     });
     let answers = Arc::clone(&served);
-    let answer = Arc::new(move |request: &Request| answers.answer(request));
+    let answer =
+        Arc::new(move |request: &Request, waiting: Waiting| answers.answer(request, &waiting));
     let mut server = None;
     for &address in &args.listen.0 {
         server = Some(Server::new(
@@ -178,7 +191,7 @@ struct Served {
 }
 
 impl Served {
-    fn answer(&self, request: &Request) -> Response {
+    fn answer(&self, request: &Request, waiting: &Waiting) -> Response {
         match &request.path[..] {
             "/" => Response::page("text/html; charset=utf-8", include_str!("page.html")),
             "/page.css" => Response::page("text/css; charset=utf-8", include_str!("page.css")),
@@ -190,7 +203,9 @@ impl Served {
             "/status.json" => self.numbers(true, |look| {
                 Response::page("application/json", status::text(look))
             }),
-            "/debug/pprof/heap" => self.numbers(false, |look| self.heap_profile(look, request)),
+            "/debug/pprof/heap" => self.numbers(false, |look| {
+                self.heap_profile(look, request, waiting.clone())
+            }),
             _ => Response::error(
                 404,
                 "not here; see /, /metrics, /status.json and /debug/pprof/heap\n",
@@ -207,8 +222,8 @@ impl Served {
 
     /// Returns the heap profile of the process that the query names by `pid=`, or of the only
     /// process that is served. Naming functions takes long and much memory, so one is made at a
-    /// time.
-    fn heap_profile(&self, look: &Look, request: &Request) -> Response {
+    /// time. Naming ends when the client leaves.
+    fn heap_profile(&self, look: &Look, request: &Request, waiting: Waiting) -> Response {
         let pids: Vec<u32> = look.readings.iter().map(|reading| reading.pid).collect();
         let mut words = request.query.split('&');
         let asked = words.find_map(|word| word.strip_prefix("pid="));
@@ -227,7 +242,7 @@ impl Served {
             return Response::error(503, text);
         }
         let _turn = Turn(&self.is_naming);
-        match crate::heap::pprof_of_process(pid, crate::heap::PATIENCE) {
+        match crate::heap::pprof_of_process(pid, Patience::while_waiting(waiting)) {
             Ok(bytes) => Response {
                 headers: "Content-Disposition: attachment; filename=heap.pb.gz\r\n",
                 ..Response::page("application/octet-stream", bytes)
@@ -270,7 +285,7 @@ mod tests {
             is_naming: AtomicBool::new(true),
         };
         let said = || {
-            let response = served.heap_profile(&look, &request);
+            let response = served.heap_profile(&look, &request, Waiting::new());
             assert_eq!(response.status, 503);
             assert!(response.headers.contains("Retry-After:"));
             String::from_utf8(response.body).unwrap()
