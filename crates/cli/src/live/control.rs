@@ -87,11 +87,11 @@ impl Ask {
         let why = match answer {
             Ok(answer) => return Ok(answer),
             Err(NoAnswer::Late) => anyhow!(
-                "it did not answer within {} s, and will not do it; a process without a shepherd answers only while it allocates: give a longer --timeout, or start it with `pinfold run --shepherd`",
+                "it did not answer within {} s, and will not do it; a program with one thread answers when it allocates, so an idle one cannot be reached: give a longer --timeout if it will allocate soon, or start it with `pinfold run --shepherd`, whose thread answers at any time (`pinfold set PID` and `pinfold stat PID` need no answer)",
                 self.timeout.as_secs_f64()
             ),
             Err(NoAnswer::Untraceable) => anyhow!(
-                "it did not answer within {} s, and will not do it; it has no shepherd, and sleeps, or its allocations all take the fast path, which does not look for requests: give a longer --timeout, run this as root with CAP_SYS_PTRACE, which has the next allocation look, or start it with `pinfold run --shepherd`",
+                "it did not answer within {} s, and will not do it; it is idle, so that no command can reach it, or its allocations all take the fast path, which does not look for requests: run this as root with CAP_SYS_PTRACE, which has the next allocations look, or start it with `pinfold run --shepherd`, whose thread answers at any time",
                 self.timeout.as_secs_f64()
             ),
             Err(NoAnswer::Busy) => anyhow!(

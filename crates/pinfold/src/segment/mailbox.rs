@@ -2,10 +2,15 @@
 //! something, and read the process's answer.
 //!
 //! The asking process may die at any moment, the asked process may be slow or never look, and a
-//! hostile writer may store anything in the page. Several processes may share one mailbox, because
-//! a forked child keeps its parent's. So each request has an end, each change of a slot is one
-//! compare-exchange of a word that names the request's process, kind and end, and the asked process
-//! checks all that it reads.
+//! hostile writer may store anything in the page. A child that runs no fork handlers shares its
+//! parent's mailbox. So each request has an end, each change of a slot is one compare-exchange of a
+//! word that names the request's process, kind and end, and the asked process checks all that it
+//! reads.
+//!
+//! A child of `fork` has a mailbox of its own in private memory. An asking process that may trace
+//! the child works on a copy of this page, and writes back the words that it changed, one after the
+//! other. It cannot compare and exchange, so two such processes may take one slot at once. The seal
+//! and the request's end in the answer word keep each from the other's answer.
 //!
 //! # Slots
 //!
@@ -58,8 +63,9 @@
 //! # The bell
 //!
 //! After a request is posted, the asking process adds 1 to [`Mailbox::bell`] and wakes the threads
-//! that sleep on this word: the shepherds of all processes that share the mailbox. Each then looks
-//! for requests of its own. A process without a shepherd looks at the ticks of its slow paths.
+//! that sleep on this word: the shepherds of the process. A process that writes to private memory
+//! cannot wake them, and they look at their next tick. A process without a shepherd looks at the
+//! ticks of its slow paths.
 
 use super::primitive::{AtomicU32, AtomicU64, SLOTS, now_ms};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};

@@ -1,8 +1,10 @@
 //! The statistics segment: the counts that a process shows to other processes.
 //!
 //! A process that runs on Pinfold's malloc has one segment: shared memory behind a descriptor,
-//! which any process of the same user can open in `/proc/PID/fd`. A process that was asked to count
-//! every call has a file in its place. The segment has these parts, in this order:
+//! which any process of the same user can open in `/proc/PID/fd`. A child of `fork` has private
+//! memory in its place, which a process that may trace the child finds behind the mapping named
+//! [`MARK_FILE`]. A process that was asked to count every call has a file in its place. The segment
+//! has these parts, in this order:
 //!
 //! 1. [`Segment`], the head.
 //! 2. From [`Segment::memory_at`] on, one [`NodeMemory`] for each node.
@@ -175,10 +177,10 @@ pub struct Segment {
     /// The present values of the settings that may change while the process runs, by their numbers
     /// in requests ([`GET`]).
     pub settings: [AtomicU64; SETTINGS],
-    /// The addresses of malloc's *gates*, or 0: a word that holds 0 while the fast path of malloc is
-    /// closed, and one for the path of malloc that counts bytes for a heap profile. Any thread may
-    /// store 0 there, at any time. The next calls of malloc then take a slow path, which looks for
-    /// requests, and opens the path again.
+    /// The addresses of malloc's *gates*, or 0: a word that holds 0 while the fast path of malloc
+    /// is closed, and one for the path of malloc that counts bytes for a heap profile. Any thread
+    /// may store 0 there, at any time. The next calls of malloc then take a slow path, which looks
+    /// for requests, and opens the path again.
     pub gates: [AtomicU64; 2],
     /// The address of the heap profile's records ([`crate::profile::Head`]), or 0.
     pub profile: AtomicU64,
