@@ -105,7 +105,7 @@ fn a_process_that_executes_another_program_is_followed() {
 fn names_are_escaped_once() {
     let program = Program::start("named");
     let server = Server::start(1000, &[&program.said.to_string()]);
-    let name = "a\\\"b\\\\c\u{fffd}d";
+    let name = "a\\\"b\\\\c\\\\u001bd";
     let metrics = server.get("/metrics");
     assert!(
         metrics.contains(&format!(",process=\"{name}\"}} ")),

@@ -1,6 +1,6 @@
 //! The report of `pinfold run --stats`. docs/stats.md explains every line.
 
-use super::statistics::{Process, Report, hit_rate};
+use super::statistics::{Class, Process, Report, hit_rate};
 use std::fmt::Write;
 
 /// Prints the report to standard error. A closed standard error is not an error.
@@ -14,7 +14,8 @@ pub fn print(report: &Report) {
     }
     if !report.others.is_empty() {
         let (calls, held) = report.others.iter().fold((0, 0), |(calls, held), process| {
-            (calls + process.calls(), held.max(process.held_peak))
+            let calls = u64::saturating_add(calls, process.calls());
+            (calls, held.max(process.held_peak))
         });
         let _ = writeln!(
             text,
@@ -27,26 +28,30 @@ pub fn print(report: &Report) {
     crate::figures::report(&text);
 }
 
+// The program can have written any numbers, so sums stop at the largest number.
 impl Process {
+    /// Returns the sum of `of` over all classes.
+    fn of_classes(&self, of: impl Fn(&Class) -> u64) -> u64 {
+        self.classes.iter().map(of).fold(0, u64::saturating_add)
+    }
+
     fn allocations(&self) -> u64 {
-        self.classes.iter().map(|class| class.alloc).sum::<u64>() + self.large_alloc
+        let small = self.of_classes(|class| class.alloc);
+        small.saturating_add(self.large_alloc)
     }
 
     fn frees(&self) -> u64 {
-        self.classes.iter().map(|class| class.free).sum::<u64>() + self.large_free
+        let small = self.of_classes(|class| class.free);
+        small.saturating_add(self.large_free)
     }
 
     fn calls(&self) -> u64 {
-        self.allocations() + self.frees()
+        self.allocations().saturating_add(self.frees())
     }
 
     fn live(&self) -> u64 {
-        let small: u64 = self
-            .classes
-            .iter()
-            .map(|class| class.live() * class.size)
-            .sum();
-        small + self.large_live
+        let small = self.of_classes(|class| class.live().saturating_mul(class.size));
+        small.saturating_add(self.large_live)
     }
 }
 
@@ -56,8 +61,8 @@ fn describe(text: &mut String, process: &Process) {
         2 => "restartable sequences, by concurrency id",
         _ => "atomics",
     };
-    let small: u64 = process.classes.iter().map(|class| class.calls()).sum();
-    let slow: u64 = process.classes.iter().map(|class| class.slowpath).sum();
+    let small = process.of_classes(Class::calls);
+    let slow = process.of_classes(|class| class.slowpath);
     let _ = writeln!(text, "pinfold: process {} on {backend}", process.pid);
     let mut line = |name: &str, value: String| {
         let _ = writeln!(text, "  {name:<12}{value}");
@@ -168,5 +173,28 @@ mod tests {
         assert_eq!(bytes(1536), "1.5 KiB");
         assert_eq!(bytes(u64::MAX), "16777216.0 TiB");
         assert_eq!(percent(None), "-");
+    }
+
+    #[test]
+    fn false_numbers_have_sums() {
+        let class = || Class {
+            size: u64::MAX,
+            alloc: u64::MAX,
+            free: 7,
+            slowpath: u64::MAX,
+            ..Class::default()
+        };
+        let process = Process {
+            classes: vec![class(), class()],
+            large_alloc: 1,
+            large_live: u64::MAX,
+            ..Process::default()
+        };
+        let mut text = String::new();
+        describe(&mut text, &process);
+        assert!(
+            text.contains("18,446,744,073,709,551,615 allocations"),
+            "{text}"
+        );
     }
 }

@@ -210,6 +210,10 @@ impl<'s> Lines<'s> {
     /// none here.
     pub fn frames(&self, address: u64) -> Vec<Frame> {
         let mut frames = Vec::new();
+        // The search computes the address behind this one.
+        if address == u64::MAX {
+            return frames;
+        }
         let Ok(mut found) = self.0.find_frames(address).skip_all_loads() else {
             return frames;
         };

@@ -4,6 +4,7 @@
 //! counter's family without the suffix of its samples.
 
 use super::request::Format;
+use crate::figures;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Write};
 
@@ -95,8 +96,7 @@ impl Display for Value {
 pub struct Labels(String);
 
 impl Labels {
-    /// Returns these labels and a further one. Control characters become U+FFFD, so that a page is
-    /// harmless on a terminal.
+    /// Returns these labels and a further one. The value is escaped as for a terminal.
     pub fn with(&self, name: &str, value: &str) -> Labels {
         let mut text = self.0.clone();
         if !text.is_empty() {
@@ -104,7 +104,7 @@ impl Labels {
         }
         text.push_str(name);
         text.push_str("=\"");
-        for letter in super::plain(value).chars() {
+        for letter in figures::escaped(value).chars() {
             if matches!(letter, '"' | '\\') {
                 text.push('\\');
             }
@@ -179,7 +179,7 @@ mod tests {
         samples.add(RETURNED, &labels.with("name", "a\"b\\c\nd\x1b"), 2u64);
         samples.add(RETURNED, &labels.with("name", "z"), u64::MAX);
         samples.add(AGE, &Labels::default(), 1.5);
-        let values = "returned_bytes_total{pid=\"7\",name=\"a\\\"b\\\\c\u{fffd}d\u{fffd}\"} 2\n\
+        let values = "returned_bytes_total{pid=\"7\",name=\"a\\\"b\\\\c\\\\u000ad\\\\u001b\"} 2\n\
              returned_bytes_total{pid=\"7\",name=\"z\"} 18446744073709551616\n";
         let age = "# HELP age Years.\n# TYPE age gauge\nage 1.5\n";
         let text = format!(

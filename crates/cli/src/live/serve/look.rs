@@ -7,7 +7,7 @@
 //!   leaves it out of one look.
 
 use super::once::Once;
-use super::plain;
+use crate::figures;
 use crate::foreign::Process;
 use crate::live::list;
 use crate::live::snapshot::Snapshot;
@@ -48,7 +48,7 @@ pub struct Look {
 #[derive(Debug)]
 pub struct Reading {
     pub pid: u32,
-    /// The name of the program, without control characters.
+    /// The name of the program, escaped.
     pub name: String,
     pub snapshot: Snapshot,
     pub system: System,
@@ -210,8 +210,15 @@ impl List {
                     // process of which that is not sure stays.
                     let stays = self.is_named || matches!(why, Unreadable::Gone);
                     match entry.opened_anew() {
+                        Some(next) => {
+                            match next.read(with_threads) {
+                                Some(Ok(reading)) => look.readings.push(reading),
+                                _ => look.unread += 1,
+                            }
+                            self.replace(entry, Some(next));
+                        }
                         None if stays => look.unread += 1,
-                        next => self.replace(entry, next),
+                        None => self.replace(entry, None),
                     }
                 }
                 Some(Err(_)) | None => look.unread += 1,
@@ -290,7 +297,7 @@ impl Entry {
     fn name(&self) -> String {
         let name = self.process().read("comm", 1 << 10).unwrap_or_default();
         let name = name.strip_suffix(b"\n").unwrap_or(&name);
-        plain(&String::from_utf8_lossy(name))
+        figures::escaped(&String::from_utf8_lossy(name)).into_owned()
     }
 
     fn system(&self) -> System {

@@ -171,18 +171,6 @@ pub fn main(args: Args) -> Result<ExitCode> {
     }
 }
 
-/// Returns a text of another process's choice with U+FFFD for each control character. The formats
-/// that it is written in escape the rest.
-fn plain(text: &str) -> String {
-    let letters = text.chars();
-    letters
-        .map(|letter| match letter.is_control() {
-            true => char::REPLACEMENT_CHARACTER,
-            false => letter,
-        })
-        .collect()
-}
-
 /// What is served.
 struct Served {
     processes: Processes,
@@ -247,7 +235,10 @@ impl Served {
                 headers: "Content-Disposition: attachment; filename=heap.pb.gz\r\n",
                 ..Response::page("application/octet-stream", bytes)
             },
-            Err(error) => Response::error(503, format!("{}\n", plain(&format!("{error:#}")))),
+            Err(error) => {
+                let text = format!("{error:#}");
+                Response::error(503, format!("{}\n", figures::escaped(&text)))
+            }
         }
     }
 }
