@@ -43,7 +43,7 @@ pub static FLOORS: [Floors; 2] = [
             &["topology"],
             &["fork"],
             &["lock"],
-            &["sys"],
+            &["last_words", "sys"],
         ],
     },
     Floors {

@@ -388,7 +388,7 @@ fn fits_checked(block: *mut u8, size: usize, align: usize) -> bool {
         None => arena::huge_size(block),
     };
     if room.is_some_and(|room| size > room) {
-        pinfold::abort(format_args!(
+        pinfold::abort_with_callers(format_args!(
             "free {block:p} with a size of {size} bytes: the block has {} bytes",
             room.unwrap_or(0)
         ));
@@ -415,13 +415,13 @@ pub(crate) fn set_errno(errno: libc::c_int) {
 fn not_ours(what: &str, block: *mut u8) -> ! {
     let entry = arena::entry(block as usize);
     match kmalloc::name_of_entry(entry) {
-        _ if entry == LARGE => pinfold::abort(format_args!(
+        _ if entry == LARGE => pinfold::abort_with_callers(format_args!(
             "{what} {block:p}: the address lies inside a block"
         )),
-        Some(name) => pinfold::abort(format_args!(
+        Some(name) => pinfold::abort_with_callers(format_args!(
             "{what} {block:p}: the address belongs to cache {name}, not to malloc"
         )),
-        None => pinfold::abort(format_args!(
+        None => pinfold::abort_with_callers(format_args!(
             "{what} {block:p}: the address is not a block of malloc's, or the block was freed before"
         )),
     }

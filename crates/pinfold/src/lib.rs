@@ -25,6 +25,7 @@ mod counter_units;
 #[doc(hidden)]
 pub mod fork;
 pub mod guarded;
+mod last_words;
 mod lock;
 pub mod mempolicy;
 mod nodes;
@@ -45,6 +46,17 @@ pub mod vmstat;
 #[cold]
 pub fn abort(message: core::fmt::Arguments<'_>) -> ! {
     sys::die(message)
+}
+
+/// Ends the process as [`abort`] does, and writes the thread's call stack after the message. The
+/// walk may allocate, so the caller holds no lock of this library.
+#[doc(hidden)]
+#[cold]
+pub fn abort_with_callers(message: core::fmt::Arguments<'_>) -> ! {
+    last_words::write(message);
+    slab::debug::write_callers();
+    // SAFETY: `abort` has no preconditions.
+    unsafe { libc::abort() }
 }
 
 /// Runs the examples of docs/object-caches.md as tests.

@@ -468,28 +468,7 @@ pub(crate) fn sleep_microseconds(microseconds: u32) {
 /// Going on would lose data. Allocates nothing.
 #[cold]
 pub(crate) fn die(message: core::fmt::Arguments<'_>) -> ! {
-    struct Text {
-        bytes: [u8; 256],
-        length: usize,
-    }
-    impl core::fmt::Write for Text {
-        fn write_str(&mut self, text: &str) -> core::fmt::Result {
-            let room = &mut self.bytes[self.length..];
-            let n = text.len().min(room.len());
-            room[..n].copy_from_slice(&text.as_bytes()[..n]);
-            self.length += n;
-            Ok(())
-        }
-    }
-    let mut text = Text {
-        bytes: [0; 256],
-        length: 0,
-    };
-    let _ = core::fmt::write(&mut text, format_args!("pinfold: {message}\n"));
-    let text = [2, text.bytes.as_ptr() as usize, text.length];
-    // SAFETY: the text is readable for its length, and abort does not return.
-    unsafe {
-        let _ = syscall(libc::SYS_write, text);
-        libc::abort()
-    }
+    crate::last_words::write(message);
+    // SAFETY: `abort` has no preconditions.
+    unsafe { libc::abort() }
 }

@@ -188,10 +188,9 @@ fn leaks_are_named_with_their_owners() {
         text.contains("cache leak_destroy cannot be destroyed: 1 objects"),
         "{text}"
     );
-    assert!(
-        text.contains(&format!("object not freed\n  object {kept:p}")),
-        "{text}"
-    );
+    let process = format!("object not freed\n  process {} (", std::process::id());
+    assert!(text.contains(&process), "{text}");
+    assert!(text.contains(&format!(")\n  object {kept:p}")), "{text}");
     assert!(
         text.contains("allocated by thread") && text.contains("slab_debug"),
         "{text}"

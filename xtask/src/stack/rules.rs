@@ -127,6 +127,7 @@ const ENDS: &[&str] = &[
     "core::slice::index::slice_*",
     "core::str::slice_error_fail*",
     "pinfold::abort",
+    "pinfold::abort_with_callers",
     "pinfold::sys::die",
 ];
 

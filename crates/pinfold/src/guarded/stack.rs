@@ -1,7 +1,7 @@
 //! The call stack and the thread of an allocation or a free.
 
 use crate::profile::{ALL, FRAMES, callers};
-use crate::slab::debug::write_frame;
+use crate::slab::debug::write_frames;
 use crate::sys;
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -81,28 +81,6 @@ impl Stack {
             "  {what} by thread {thread}, {seconds}.{rest:03} s ago:"
         )?;
         let frames = self.frames.iter().map(|frame| frame.load(Relaxed));
-        let own = own_library();
-        frames
-            .take_while(|&frame| frame != 0)
-            .skip_while(|&frame| own.is_some() && library_of(frame) == own)
-            .try_for_each(|frame| write_frame(frame, to))
+        write_frames(frames.take_while(|&frame| frame != 0), to)
     }
-}
-
-/// Returns the address of the shared library that contains this code. Returns `None` in a program
-/// that contains this code itself: its own functions are in the same file.
-fn own_library() -> Option<usize> {
-    // SAFETY: `getauxval` only reads the auxiliary vector.
-    let program = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
-    library_of(own_library as fn() -> Option<usize> as usize)
-        .filter(|&own| library_of(program) != Some(own))
-}
-
-/// Returns the address of the program or the shared library that contains an address.
-fn library_of(address: usize) -> Option<usize> {
-    // SAFETY: `Dl_info` holds pointers only, for which null is valid.
-    let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
-    // SAFETY: `info` is writable, and the call only looks the address up.
-    let found = unsafe { libc::dladdr(address as *const _, &raw mut info) } != 0;
-    found.then_some(info.dli_fbase as usize)
 }

@@ -36,7 +36,7 @@ pub(super) use fault::{Fault, Faults};
 pub use flags::DebugFlags;
 pub use parse::{ParseError, check as check_settings};
 pub use report::{Kind, Report, Verdict, on_report, symbolize_with};
-pub(crate) use report::{StandardError, write_frame};
+pub(crate) use report::{StandardError, write_callers, write_frames};
 pub(super) use report::{raise, silently};
 pub use settings::VARIABLE;
 pub(super) use settings::for_cache;

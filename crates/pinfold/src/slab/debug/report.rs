@@ -3,6 +3,8 @@
 
 use super::slot_layout::{Found, Part};
 use super::{DebugFlags, Track};
+use crate::last_words::ThisProcess;
+use crate::profile::walks_are_forbidden;
 use crate::sys;
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
@@ -110,6 +112,7 @@ pub struct Report<'r> {
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "pinfold: cache {}: {}", self.cache, self.kind)?;
+        writeln!(f, "  {}", ThisProcess)?;
         let state = if self.in_use { "in use" } else { "free" };
         write!(
             f,
@@ -243,6 +246,7 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
     let handler = HANDLER.load(Acquire);
     let verdict = if handler.is_null() {
         let _ = write!(StandardError, "{report}");
+        write_callers();
         Verdict::Abort
     } else {
         // SAFETY: only `on_report` stores an address in `HANDLER`, and it stores a function of this
@@ -257,6 +261,19 @@ pub(in crate::slab) fn raise(report: &Report<'_>) {
     // This exchange fails if another thread has stopped waiting for this one, and is writing its
     // own report.
     let _ = WRITING.compare_exchange(me, 0, AcqRel, Acquire);
+}
+
+/// Writes the calling thread's stack to standard error, before the process ends.
+///
+/// The walk may load the unwinder's library, and the loader allocates. So the caller holds no lock
+/// of this library, and has written its message already: a process whose memory is broken may not
+/// survive the walk. Writes nothing if walks are forbidden: the loader's lock may never be free.
+#[cold]
+#[inline(never)]
+pub(crate) fn write_callers() {
+    if !walks_are_forbidden() {
+        let _ = Track::here().write("found", &mut StandardError);
+    }
 }
 
 /// Returns whether this thread is writing a report. Meanwhile, its allocations and frees are not
@@ -284,8 +301,35 @@ impl Write for StandardError {
     }
 }
 
+/// Writes a line for each caller, innermost first. Leaves out the innermost callers that are code
+/// of a shared library that contains Pinfold.
+pub(crate) fn write_frames(frames: impl Iterator<Item = usize>, to: &mut dyn Write) -> fmt::Result {
+    let own = own_library();
+    frames
+        .skip_while(|&frame| own.is_some() && library_of(frame) == own)
+        .try_for_each(|frame| write_frame(frame, to))
+}
+
+/// Returns the address of the shared library that contains this code. Returns `None` in a program
+/// that contains this code itself: its own functions are in the same file.
+fn own_library() -> Option<usize> {
+    // SAFETY: `getauxval` only reads the auxiliary vector.
+    let program = unsafe { libc::getauxval(libc::AT_PHDR) } as usize;
+    library_of(own_library as fn() -> Option<usize> as usize)
+        .filter(|&own| library_of(program) != Some(own))
+}
+
+/// Returns the address of the program or the shared library that contains an address.
+fn library_of(address: usize) -> Option<usize> {
+    // SAFETY: `Dl_info` holds pointers only, for which null is valid.
+    let mut info: libc::Dl_info = unsafe { core::mem::zeroed() };
+    // SAFETY: `info` is writable, and the call only looks the address up.
+    let found = unsafe { libc::dladdr(address as *const _, &raw mut info) } != 0;
+    found.then_some(info.dli_fbase as usize)
+}
+
 /// Writes the line for one caller.
-pub(crate) fn write_frame(address: usize, to: &mut dyn Write) -> fmt::Result {
+fn write_frame(address: usize, to: &mut dyn Write) -> fmt::Result {
     write!(to, "    {address:#x} ")?;
     let symbolizer = SYMBOLIZER.load(Acquire);
     if symbolizer.is_null() {

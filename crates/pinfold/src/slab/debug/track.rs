@@ -117,10 +117,7 @@ impl Track {
             "  {what} by thread {} on CPU {}, {seconds}.{rest:03} s ago:",
             self.thread, self.cpu
         )?;
-        for frame in self.frames() {
-            super::report::write_frame(frame, to)?;
-        }
-        Ok(())
+        super::report::write_frames(self.frames(), to)
     }
 }
 

@@ -1,0 +1,57 @@
+//! The message of a process that ends because an invariant was violated.
+
+use pinfold_rseq::syscall;
+
+/// Writes a message and the name of this process to standard error. Allocates nothing.
+#[cold]
+pub(crate) fn write(message: core::fmt::Arguments<'_>) {
+    struct Text {
+        bytes: [u8; 512],
+        length: usize,
+    }
+    impl core::fmt::Write for Text {
+        fn write_str(&mut self, text: &str) -> core::fmt::Result {
+            let room = &mut self.bytes[self.length..];
+            let n = text.len().min(room.len());
+            room[..n].copy_from_slice(&text.as_bytes()[..n]);
+            self.length += n;
+            Ok(())
+        }
+    }
+    let mut text = Text {
+        bytes: [0; 512],
+        length: 0,
+    };
+    let _ = core::fmt::write(
+        &mut text,
+        format_args!("pinfold: {message}\n  {ThisProcess}\n"),
+    );
+    let text = [2, text.bytes.as_ptr() as usize, text.length];
+    // SAFETY: the text is readable for its length.
+    let _ = unsafe { syscall(libc::SYS_write, text) };
+}
+
+/// Names this process for reports: its PID, and the program's name as it was started.
+pub(crate) struct ThisProcess;
+
+impl core::fmt::Display for ThisProcess {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        /// The most bytes of the program's name that are written.
+        const MOST: usize = 32;
+        unsafe extern "C" {
+            static program_invocation_short_name: *const core::ffi::c_char;
+        }
+        // SAFETY: `getpid` has no preconditions.
+        let process = unsafe { libc::getpid() };
+        write!(f, "process {process}")?;
+        // SAFETY: the C library defines this pointer, and sets it when the program starts.
+        let name = unsafe { program_invocation_short_name };
+        if name.is_null() {
+            return Ok(());
+        }
+        // SAFETY: a pointer that is not null is a C string that lives as long as the process.
+        let name = unsafe { core::ffi::CStr::from_ptr(name) }.to_bytes();
+        // The program's starter chose the name, so no byte of it may reach a terminal as it is.
+        write!(f, " ({})", name[..name.len().min(MOST)].escape_ascii())
+    }
+}
