@@ -4,7 +4,7 @@
 mod common;
 
 use common::items::{Item, can_fence, look, make};
-use common::{Random, StopAtEnd, pin};
+use common::{Random, StopAtEnd, pin, stay_on_one_cpu};
 use pinfold::shepherd::Shepherd;
 use pinfold::slab::{DebugFlags, KmemCache, grace};
 use std::alloc::Layout;
@@ -239,6 +239,8 @@ fn deferred_frees_work_without_memory() {
     // SAFETY: the child uses only its caches, and leaves by `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
+        // Without memory, a thread cannot use the objects in another CPU's sheaves.
+        stay_on_one_cpu();
         let little = libc::rlimit {
             rlim_cur: 1,
             rlim_max: libc::RLIM_INFINITY,
