@@ -86,7 +86,7 @@ struct Neighbour {
     folder: TempDir,
 }
 
-/// Another user than root, if there is none of the name.
+/// The number of a plain user, for a machine that has no user `nobody`.
 const NOBODY: u32 = 65534;
 
 impl Neighbour {

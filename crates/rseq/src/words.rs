@@ -24,7 +24,7 @@ pub(crate) const MISSING: u64 = 1;
 /// use pinfold_rseq::{Append, UNIT_HEADER, Units};
 ///
 /// let units = Box::new(Units::new());
-/// // Sound, because there is no unit that could be too small.
+/// // SAFETY: there is no unit that could be too small.
 /// let done = unsafe { units.append(UNIT_HEADER, 64, &[1], 8) };
 /// assert_eq!(done, Append::NoUnit);
 /// ```

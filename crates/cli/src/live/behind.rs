@@ -99,7 +99,7 @@ impl Behind {
         Ok(u32::from_ne_bytes(bytes))
     }
 
-    /// Returns the records of the heap profile. Returns `None` if there is none.
+    /// Returns the records of the heap profile, or `None` if the process has no profile.
     pub fn profile(&self) -> Result<Option<Content>, Unreadable> {
         self.check()?;
         match self.word(offset_of!(Segment, profile))? {
