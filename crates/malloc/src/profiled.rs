@@ -12,7 +12,8 @@
 //! * A larger block takes the slow path of free in any case. From the first start of a profile on,
 //!   this path looks every larger block up in the table of sampled blocks.
 //!
-//! `realloc` in place leaves a sampled block sampled. A block that moves counts as freed and
+//! `realloc` in place leaves a sampled block sampled. A run or a huge block that grows in place may
+//! be sampled because of the growth ([`profile::grown`]). A block that moves counts as freed and
 //! allocated.
 //!
 //! Samples are taken for a heap profile ([`start`], [`stop`]), for guarded blocks
@@ -29,7 +30,7 @@ use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use core::time::Duration;
 use pinfold::arena;
 use pinfold::guarded;
-use pinfold::profile::{self, DEFAULT_INTERVAL, MAX_INTERVAL, Memory};
+use pinfold::profile::{self, DEFAULT_INTERVAL, MAX_INTERVAL, Memory, Resize};
 use pinfold::segment::{self, PROFILE_FILE};
 use pinfold::shepherd;
 use pinfold::slab::{
@@ -430,23 +431,62 @@ pub(crate) fn made_large(block: *mut u8, size: usize) {
     }
 }
 
-/// Reallocates by `f`, and keeps the sample of the block up to date.
-pub(crate) fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *mut u8) -> *mut u8 {
+/// Reallocates by `f`, and keeps the sample of the block up to date. Samples a block without a
+/// sample if its growth in place is due.
+///
+/// # Safety
+///
+/// `block` came from this crate and was not freed. `f` returns null and leaves the block unchanged,
+/// or returns the block or another one of `size` bytes.
+pub(crate) unsafe fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *mut u8) -> *mut u8 {
     let class = kmalloc::class_of_any(arena::entry(block as usize));
     if class.is_some_and(|class| !kmalloc::is_sampled(class)) {
         return f();
     }
     // The block's address may belong to another block as soon as the content has moved.
-    let Some(lifted) = profile::lift(block) else {
+    let lifted = profile::lift(block);
+    let grows = class.is_none() && counts_growth();
+    if lifted.is_none() && !grows {
         return f();
-    };
-    let moved = f();
-    if moved.is_null() {
-        profile::put_back(lifted, block, None);
-    } else if moved == block {
-        profile::put_back(lifted, block, Some(size));
-    } else {
-        profile::drop_lifted(lifted);
     }
-    moved
+    let room = || match grows {
+        // SAFETY: the caller promises that the block is in use before `f`. It is called after `f`
+        // only if `f` has kept the block.
+        true => unsafe { heap::usable_size(block) },
+        false => 0,
+    };
+    let before = room();
+    let moved = f();
+    if moved != block {
+        match lifted {
+            Some(lifted) if moved.is_null() => profile::put_back(lifted, block, None),
+            Some(lifted) => profile::drop_lifted(lifted),
+            None => {}
+        }
+        return moved;
+    }
+    let room = class.is_none().then(|| (before, room()));
+    let resize = Resize { size, room };
+    match lifted {
+        Some(lifted) => profile::put_back(lifted, block, Some(resize)),
+        None => sample_growth(block, resize),
+    }
+    block
+}
+
+/// Returns whether the growth of blocks takes part in the countdown. Samples for guarding alone are
+/// taken of new blocks only. While no samples are taken, a sample keeps its weight.
+fn counts_growth() -> bool {
+    STATE.load(Relaxed) & !GUARD != 0
+}
+
+/// Samples a block without a sample if its growth is due.
+fn sample_growth(block: *mut u8, resize: Resize) {
+    let growth = resize.growth();
+    if growth > 0
+        && let Some(mean) = profile::due(growth)
+    {
+        let from = profile::here();
+        heap::keep_errno(|| profile::grown(block, resize, mean, from));
+    }
 }

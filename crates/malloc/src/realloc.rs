@@ -24,8 +24,8 @@ pub(crate) unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
     }
     if count::active() {
         count::reallocated();
-        // SAFETY: the caller passes on what it promises.
-        return profiled::realloc(block, size, || unsafe { realloc_any(block, size) });
+        // SAFETY: the caller owns `block`, and passes on what it promises.
+        return unsafe { profiled::realloc(block, size, || realloc_any(block, size)) };
     }
     // SAFETY: the caller passes on what it promises.
     unsafe { realloc_any(block, size) }
@@ -62,8 +62,8 @@ pub(crate) unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) 
     }
     if count::active() {
         count::reallocated();
-        // SAFETY: the caller passes on what it promises.
-        return profiled::realloc(block, size, || unsafe { realloc_to(block, layout, size) });
+        // SAFETY: the caller owns `block`, and passes on what it promises.
+        return unsafe { profiled::realloc(block, size, || realloc_to(block, layout, size)) };
     }
     // SAFETY: the caller passes on what it promises.
     unsafe { realloc_to(block, layout, size) }

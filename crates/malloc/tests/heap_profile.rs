@@ -239,6 +239,113 @@ fn a_resized_block_keeps_its_content_and_its_bytes() {
     );
 }
 
+/// Grows one block from `size` by `step` until it has `end` bytes. Returns the block, and how often
+/// it stayed in its place.
+fn grow(mut size: usize, step: usize, end: usize) -> (*mut u8, usize) {
+    let mut in_place = 0;
+    // SAFETY: the layout has a size, and each call gets the block of the last one with its size.
+    unsafe {
+        let mut block = Pinfold.alloc(layout(size));
+        while size < end {
+            let next = Pinfold.realloc(block, layout(size), size + step);
+            assert!(!next.is_null());
+            in_place += usize::from(next == block);
+            (block, size) = (next, size + step);
+        }
+        (block, in_place)
+    }
+}
+
+/// A buffer that grows in place far beyond the interval is shown with its size: the profile may be
+/// off by what it counted before the first sample of the buffer. That is more than k intervals with
+/// probability e^(−k), so the bounds below fail by chance once in 10^9 runs or less.
+#[test]
+fn a_growing_buffer_is_shown_with_its_size() {
+    const INTERVAL: u64 = 1 << 20;
+    const STEP: usize = 64 << 10;
+    const END: usize = 48 << 20;
+    const BUFFERS: u64 = 12;
+    let profile = Profile::start(INTERVAL);
+    let (mut sum, mut in_place) = (0, 0);
+    for _ in 0..BUFFERS {
+        let before = profile.totals();
+        let (block, stayed) = grow(STEP, STEP, END);
+        let after = profile.totals();
+        let shown = (after.bytes - after.freed_bytes) - (before.bytes - before.freed_bytes);
+        let off = shown.abs_diff(END as u64);
+        assert!(
+            off < 24 * INTERVAL,
+            "a buffer of {END} bytes is shown with {shown}"
+        );
+        sum += shown;
+        in_place += stayed;
+        // SAFETY: the block is used no more.
+        unsafe { Pinfold.dealloc(block, layout(END)) };
+    }
+    // Blocks that the kernel has moved are counted as new ones, which tells nothing about growth.
+    assert!(in_place > 100, "{in_place} of the steps were in place");
+    let deviation = INTERVAL as f64 * (BUFFERS as f64).sqrt();
+    let off = sum as f64 - (BUFFERS * END as u64) as f64;
+    assert!(
+        off.abs() < 20.0 * deviation,
+        "off by {off}, deviation {deviation}"
+    );
+    let totals = profile.totals();
+    assert_eq!(totals.bytes, totals.freed_bytes);
+}
+
+/// Growth in place, moves and shrinking, in steps of any size: the mean over many buffers is the
+/// truth, and no buffer is shown with many times its size.
+#[test]
+fn estimates_of_resized_buffers_are_not_biased() {
+    const INTERVAL: u64 = 4 << 20;
+    const ROUNDS: u64 = 1500;
+    let profile = Profile::start(INTERVAL);
+    let in_use = || {
+        let totals = profile.totals();
+        totals.bytes - totals.freed_bytes
+    };
+    for (step, end, last) in [
+        (64 << 10, 1_900_000, 1_900_000),
+        (20_000, 1_200_000, 1_200_000),
+        (100_000, 1_900_000, 1_000_000),
+    ] {
+        let (mut shown, mut exact, mut squares) = (0, 0, 0.0);
+        for _ in 0..ROUNDS {
+            let before = in_use();
+            let (mut block, _) = grow(600_000, step, end);
+            let mut size = 600_000 + (end - 600_000).next_multiple_of(step);
+            if last < size {
+                // SAFETY: the block was allocated with this size.
+                block = unsafe { Pinfold.realloc(block, layout(size), last) };
+                assert!(!block.is_null());
+                size = last;
+            }
+            let estimate = in_use() - before;
+            (shown, exact) = (shown + estimate, exact + size as u64);
+            squares += (estimate as f64 - size as f64).powi(2);
+            // SAFETY: the block is used no more.
+            unsafe { Pinfold.dealloc(block, layout(size)) };
+        }
+        assert_near(shown, exact, INTERVAL);
+        // The variance of an estimate is at most size × interval. An error is at most about two
+        // intervals, so the mean square of 1500 errors is close to the variance. A sample that
+        // keeps its weight while its block grows has more than twice this variance.
+        let most = exact as f64 * INTERVAL as f64;
+        println!(
+            "steps of {step}: {shown} for {exact}, variance {}",
+            squares / most
+        );
+        assert!(
+            squares < 1.5 * most,
+            "steps of {step}: variance {}",
+            squares / most
+        );
+    }
+    let totals = profile.totals();
+    assert_eq!(totals.bytes, totals.freed_bytes);
+}
+
 #[test]
 fn frees_after_the_end_of_a_profile_count() {
     let profile = Profile::start(1);

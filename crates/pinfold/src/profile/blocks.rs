@@ -27,6 +27,8 @@ struct Entry {
     size: AtomicUsize,
     /// How many blocks the sample stands for, in the fixed point of [`Counts`].
     objects: AtomicU64,
+    /// How many bytes the sample stands for.
+    bytes: AtomicU64,
 }
 
 /// The first entry. Null before the profile was on.
@@ -60,15 +62,8 @@ pub struct Lifted {
     pub(super) record: u32,
     /// Bytes of the block.
     pub(super) size: usize,
-    /// How many blocks the sample stands for, in the fixed point of [`Counts`].
-    pub(super) objects: u64,
-}
-
-impl Lifted {
-    /// Returns what the sample stands for.
-    pub(super) fn counts(&self) -> Counts {
-        Counts::of_objects(self.objects, self.size)
-    }
+    /// What the sample stands for.
+    pub(super) counts: Counts,
 }
 
 /// Enters a block that has no entry. Returns false if there is no free place.
@@ -79,7 +74,8 @@ pub(super) fn insert(block: *mut u8, sample: Lifted) -> bool {
         if taken.is_ok() {
             entry.record.store(sample.record, Relaxed);
             entry.size.store(sample.size, Relaxed);
-            entry.objects.store(sample.objects, Relaxed);
+            entry.objects.store(sample.counts.objects, Relaxed);
+            entry.bytes.store(sample.counts.bytes, Relaxed);
             // Release pairs with the acquire in `remove`.
             entry.address.store(block as usize, Release);
             return true;
@@ -95,7 +91,10 @@ pub(super) fn remove(block: *mut u8) -> Option<Lifted> {
     let sample = Lifted {
         record: entry.record.load(Relaxed),
         size: entry.size.load(Relaxed),
-        objects: entry.objects.load(Relaxed),
+        counts: Counts {
+            objects: entry.objects.load(Relaxed),
+            bytes: entry.bytes.load(Relaxed),
+        },
     };
     // Release pairs with the acquire in `insert`.
     entry.address.store(0, Release);

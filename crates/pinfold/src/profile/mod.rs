@@ -11,6 +11,7 @@
 //! | `countdown` | bytes until the next sample | two words for each CPU |
 //! | `walk` | the stacks on which call stacks are walked | private |
 //! | `unwinder` | whether the unwinder takes the loader's lock | |
+//! | `growth` | what a sample stands for after `realloc` in place | |
 //! | `records` | each call stack, with what it allocated and freed | shared, or private |
 //! | `blocks` | the sampled blocks in use | private |
 //! | `probes` | static probes for tracers outside | |
@@ -20,7 +21,8 @@
 //! The bytes between two samples follow an exponential distribution with the interval R as mean. So
 //! an allocation of S bytes is sampled with probability 1 − e^(−S/R), whatever other allocations
 //! there are. A sample with probability p stands for 1/p allocations of its size: the expected sum
-//! over all samples is the exact sum over all allocations.
+//! over all samples is the exact sum over all allocations. `growth` says what a block adds that
+//! grows in place.
 //!
 //! # Forks
 //!
@@ -33,6 +35,7 @@
 
 mod blocks;
 mod countdown;
+mod growth;
 mod math;
 mod probes;
 mod records;
@@ -42,6 +45,7 @@ mod walk;
 pub use blocks::Lifted;
 use blocks::NO_RECORD;
 pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, due};
+pub use growth::Resize;
 pub use probes::is_watched;
 pub use records::{
     Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, MAX_RECORDS, Memory, RECORDS_AT, Record, Totals,
@@ -158,20 +162,33 @@ pub fn private_memory() -> Option<Memory> {
 #[cold]
 #[inline(never)]
 pub fn allocated(block: *mut u8, size: usize, mean: u64, from: usize) {
-    let counts = Counts::of(size, mean);
+    enter(block, size, Counts::of(size, mean), mean, from);
+}
+
+/// Notes that a block without a sample has grown in place, with the call stack of this thread.
+/// [`due`] has returned `mean` for the bytes by which the block's room grew. `from` is as in
+/// [`allocated`].
+#[cold]
+#[inline(never)]
+pub fn grown(block: *mut u8, resize: Resize, mean: u64, from: usize) {
+    enter(block, resize.size, resize.sampled(mean), mean, from);
+}
+
+/// Enters the sample of a block, which stands for `counts`.
+#[inline(always)]
+fn enter(block: *mut u8, size: usize, counts: Counts, mean: u64, from: usize) {
     let record = if is(RECORDS) {
         record_here(from)
     } else {
         Some(NO_RECORD)
     };
     let is_kept = record.is_some_and(|record| {
-        let objects = counts.objects;
         let is_kept = blocks::insert(
             block,
             Lifted {
                 record,
                 size,
-                objects,
+                counts,
             },
         );
         if is_kept {
@@ -222,24 +239,32 @@ pub fn lift(block: *mut u8) -> Option<Lifted> {
     Some(lifted)
 }
 
-/// Puts a sample back that was lifted from `block`, which has `size` bytes now. `None` leaves the
-/// size unchanged. The sample still stands for the same number of blocks. A tracer sees an
-/// allocation.
-pub fn put_back(lifted: Lifted, block: *mut u8, size: Option<usize>) {
-    let (before, size) = (lifted.counts(), size.unwrap_or(lifted.size));
-    let resized = Lifted { size, ..lifted };
-    records::resize(lifted.record, before, resized.counts());
+/// Puts a sample back that was lifted from `block`. `resize` says how the block was resized, or is
+/// `None` if the block has not changed. A tracer sees an allocation.
+pub fn put_back(lifted: Lifted, block: *mut u8, resize: Option<Resize>) {
+    let resized = match resize {
+        Some(resize) => {
+            let counts = resize.of_sample(lifted.size, lifted.counts, countdown::interval());
+            records::resize(lifted.record, lifted.counts, counts, resize.growth() > 0);
+            Lifted {
+                size: resize.size,
+                counts,
+                ..lifted
+            }
+        }
+        None => lifted,
+    };
     if blocks::insert(block, resized) {
-        probes::alloc(block, size, resized.counts().bytes);
+        probes::alloc(block, resized.size, resized.counts.bytes);
     } else {
-        records::take(lifted.record, resized.counts());
+        records::take(resized.record, resized.counts);
         records::dropped();
     }
 }
 
 /// Notes that the block whose sample was lifted was freed.
 pub fn drop_lifted(lifted: Lifted) {
-    records::take(lifted.record, lifted.counts());
+    records::take(lifted.record, lifted.counts);
 }
 
 /// Copies the parent's records to private memory, in the child of a fork. Does nothing if the

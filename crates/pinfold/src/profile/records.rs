@@ -293,14 +293,29 @@ pub(super) fn take(nth: u32, counts: Counts) {
     }
 }
 
-/// Counts that a sampled block grew or shrank.
-pub(super) fn resize(nth: u32, before: Counts, after: Counts) {
+/// Counts that a sampled block was resized in place. If the block's room grew, no byte was freed: a
+/// sample that stands for less than before corrects what was counted as allocated.
+pub(super) fn resize(nth: u32, before: Counts, after: Counts, has_grown: bool) {
     if let Some(record) = record(nth) {
         let more = after.bytes.saturating_sub(before.bytes);
         let less = before.bytes.saturating_sub(after.bytes);
         record.bytes.fetch_add(more, Relaxed);
-        record.freed_bytes.fetch_add(less, Relaxed);
+        if has_grown {
+            take_from(&record.bytes, less);
+            take_from(
+                &record.objects,
+                before.objects.saturating_sub(after.objects),
+            );
+        } else {
+            record.freed_bytes.fetch_add(less, Relaxed);
+        }
     }
+}
+
+/// Subtracts `less` from a count. A child that was forked while a thread counted a sample may know
+/// the sample without its counts, so the result stops at 0.
+fn take_from(count: &AtomicU64, less: u64) {
+    let _ = count.fetch_update(Relaxed, Relaxed, |count| Some(count.saturating_sub(less)));
 }
 
 /// Bytes of the head and the records in use.
