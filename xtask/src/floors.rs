@@ -74,6 +74,7 @@ pub static FLOORS: [Floors; 2] = [
                 "sampled",
             ],
             &[
+                "registry",
                 "descriptor",
                 "node",
                 "node_survey",

@@ -302,9 +302,8 @@ struct pinfold_cache *pinfold_cache_create(const char *name, size_t size, size_t
 					   unsigned flags, void (*ctor)(void *));
 
 /*
- * Ends `cache` and gives its memory back. A descriptor of some hundred bytes stays for the rest of
- * the process: create a cache once for each kind of object. End all sheaves and pools of the cache
- * first. No other thread may use the cache during the call.
+ * Ends `cache` and gives its memory back. The next cache that is made gets its descriptor. End all
+ * sheaves and pools of the cache first. No other thread may use the cache during the call.
  *
  * Returns 0, or -1 with the cache unchanged: EBUSY if objects have not come back, ENOTSUP if the
  * kernel cannot fence. Interrupts the CPUs once. Waits for the readers of objects that were freed

@@ -52,7 +52,8 @@ const _: () = assert!(size_of::<CCache>() == CACHE_LINE);
 /// Creates a cache of objects of `size` bytes (`kmem_cache_create`). If `align` is 0, an object
 /// suits every type of that size with a fundamental alignment.
 ///
-/// Returns null with EINVAL, E2BIG, ENOSPC or ENOMEM. Costs a descriptor of some hundred bytes.
+/// Returns null with EINVAL, E2BIG, ENOSPC or ENOMEM. Costs a descriptor of some hundred bytes, or
+/// the descriptor of a destroyed cache.
 ///
 /// # Safety
 ///

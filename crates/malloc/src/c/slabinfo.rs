@@ -101,8 +101,8 @@ fn tell(info: Info, f: impl FnOnce(&CInfo)) -> bool {
         slabs: usage.slabs,
         flags: bits_of(info.debug_flags()) | hardened,
     };
-    // This test comes last: if the cache was destroyed while this function read the numbers, they
-    // may be those of a new cache in its place.
+    // This test comes last: if the cache was destroyed before this function read all numbers, some
+    // of them are 0.
     let there = !info.is_destroyed();
     if there {
         f(&told);

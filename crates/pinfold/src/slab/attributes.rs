@@ -12,7 +12,7 @@ use core::fmt;
 /// The source of an attribute's value.
 #[derive(Clone, Copy)]
 enum Source {
-    /// A property that this function reads from the descriptor.
+    /// A property that this function reads from the view.
     Fixed(fn(Info) -> usize),
     /// A part of the cache's current usage, which this function picks.
     Used(fn(&Usage) -> usize),
@@ -28,18 +28,15 @@ enum Source {
 const ALL: [(&str, Source); 42] = {
     use Source::{Both, Checks, Counted, Fixed, Used};
     [
-        ("object_size", Fixed(|info| info.cache.object)),
-        ("slab_size", Fixed(|info| info.cache.geometry.size)),
-        ("align", Fixed(|info| info.cache.align)),
-        ("objs_per_slab", Fixed(|info| info.cache.geometry.per_slab)),
+        ("object_size", Fixed(|info| info.object)),
+        ("slab_size", Fixed(|info| info.geometry.size)),
+        ("align", Fixed(|info| info.align)),
+        ("objs_per_slab", Fixed(|info| info.geometry.per_slab)),
         (
             "order",
             Fixed(|info| info.pages_per_slab().ilog2() as usize),
         ),
-        (
-            "ctor",
-            Fixed(|info| info.cache.constructor.is_some().into()),
-        ),
+        ("ctor", Fixed(|info| info.is_constructed.into())),
         ("sheaf_capacity", Fixed(|info| info.sheaves().0)),
         ("barn_capacity", Fixed(|info| info.sheaves().1)),
         ("objects", Used(|usage| usage.active)),

@@ -3,8 +3,9 @@
 use super::debug::{
     DebugFlags, Fault, Faults, Kind, Report, SlotLayout, StandardError, Track, raise, silently,
 };
-use super::descriptor::{Descriptor, by_entry};
+use super::descriptor::Descriptor;
 use super::node::Node;
+use super::registry::pin_by_entry;
 use super::slabs::slab_of;
 use crate::arena::{self, NodeRequest};
 use crate::segment::SlabEvent;
@@ -133,7 +134,7 @@ impl Descriptor {
     fn home_of(&self, slot_layout: &SlotLayout, object: *mut u8) -> Option<&Node> {
         let entry = arena::entry(object as usize);
         let (kind, other) = if entry != self.id.entry() {
-            (Kind::WrongCache, by_entry(entry).map(|other| other.name()))
+            (Kind::WrongCache, pin_by_entry(entry))
         } else if self.number_of(slot_layout, object).is_none() {
             (Kind::NotAnObject, None)
         } else {
@@ -148,6 +149,7 @@ impl Descriptor {
             tracks: [Track::NOBODY; 2],
         };
         let report = self.report(slot_layout, &fault);
+        let other = other.as_ref().map(|other| other.name());
         raise(&Report { other, ..report });
         None
     }

@@ -30,7 +30,8 @@
 //! tries it once, and leaves the work to a later thread if that fails. The shepherd advances the
 //! grace period by one step at each tick. Every fourth slow path that seals a sheaf does so too.
 
-use super::descriptor::{self, Descriptor, Pending};
+use super::descriptor::{Descriptor, Pending};
+use super::registry;
 use super::sheaf::{Sheaf, SheafList, word_is_full};
 use super::sheaf_units::{self, load};
 use super::{grace, in_flight};
@@ -280,7 +281,7 @@ pub(super) fn progress() {
         return;
     }
     let advance_all = || {
-        descriptor::for_each(|cache| {
+        registry::for_each(|cache| {
             if cache.deferred.is_used() {
                 cache.advance(usize::MAX);
             }

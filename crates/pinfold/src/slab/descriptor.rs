@@ -1,12 +1,12 @@
-//! A cache's descriptor, and the registry of all caches.
+//! A cache's descriptor: how it is made, and how it is retired.
 //!
-//! A thread may find a descriptor in the registry while another thread destroys the cache. So a
-//! descriptor is never freed or reused. [`Descriptor::is_registered`] tells whether the cache is
-//! alive. Only the holder of the registry's lock writes the registry and the free numbers.
+//! A descriptor's memory is never freed. After the cache was destroyed, it becomes the descriptor
+//! of another cache, once no thread looks at it any more (`registry`).
 
 use super::debug::DebugFlags;
 use super::node::Node;
 use super::objects::{Objects, Treatment};
+use super::registry::{self, for_each, of_class_id};
 use super::sheaf::{self, SheafList};
 use super::tune::{self, BARN_BYTES, Capacity};
 use crate::arena::{self, GRANULE, LARGE};
@@ -16,22 +16,22 @@ use crate::mempolicy::Placement;
 use crate::sys::die;
 use core::alloc::Layout;
 use core::ops::Deref;
-use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, fence};
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
 /// Bytes of the largest object.
 pub const MAX_OBJECT_SIZE: usize = 64 << 10;
 
-/// A cache's descriptor, which is never freed or reused.
+/// A cache's descriptor.
 ///
 /// Dereferences to [`Objects`]: what the cache knows of its objects.
 pub(super) struct Descriptor {
     objects: Objects,
     /// Objects in a sheaf.
     pub(super) sheaves: Capacity,
-    /// The cache's part on each node.
-    nodes: &'static [Node],
+    /// The cache's part on each node. The next cache with this descriptor gets the same memory.
+    nodes: NonNull<[Node]>,
     /// Where the cache's memory should be, if the cache has a policy of its own.
     pub(super) placement: Option<Placement>,
     /// Bytes in full sheaves that a node's barn holds.
@@ -43,6 +43,10 @@ pub(super) struct Descriptor {
     /// Whether heap profiles sample the objects.
     pub(super) is_profiled: bool,
 }
+
+// SAFETY: threads may share the nodes that `nodes` points to, as they may share all other fields.
+// The nodes' memory is never freed.
+unsafe impl Sync for Descriptor {}
 
 impl Deref for Descriptor {
     type Target = Objects;
@@ -157,16 +161,10 @@ impl core::fmt::Display for CacheError {
 
 impl core::error::Error for CacheError {}
 
-static REGISTRY: [AtomicPtr<Descriptor>; MAX_CACHES] =
-    [const { AtomicPtr::new(null_mut()) }; MAX_CACHES];
-
 /// Whether the cache of a size class checks its blocks.
 // `near!` needs it.
 #[used]
 pub(super) static CLASSES_CHECK: AtomicBool = AtomicBool::new(false);
-
-/// The count of numbers from the smallest one to the largest one that was ever used.
-static USED: AtomicUsize = AtomicUsize::new(1);
 
 /// The numbers of destroyed caches, and how many numbers after those of the classes were ever given
 /// out. All are zero at the start, so that the table takes no room in the library's file.
@@ -182,22 +180,27 @@ static NUMBERS: Lock<Numbers> = Lock::new(Numbers {
     given: 0,
 });
 
-/// Returns the cache with number `id`, if there is one.
-#[inline]
-pub(super) fn by_id(id: CacheId) -> Option<&'static Descriptor> {
-    // SAFETY: an entry is null or a descriptor's address, and descriptors are never freed.
-    unsafe { REGISTRY.get(id.index())?.load(Acquire).as_ref() }
-}
+impl Numbers {
+    /// Chooses the number of a new cache: that of a destroyed cache at which no thread looks, or
+    /// one that was never used. Returns the number, and where it is among the free ones.
+    fn choose(&self) -> Option<(CacheId, Option<usize>)> {
+        let freed = (0..self.freed).rev();
+        let mut freed = freed.map(|at| (CacheId::from_entry(self.free[at]), Some(at)));
+        freed
+            .find(|&(id, _)| registry::is_free(id))
+            .or_else(|| Some((CacheId::nth(ALL_CLASSES + self.given)?, None)))
+    }
 
-/// Returns the cache whose slab the entry of the page map names, if there is one.
-pub(super) fn by_entry(entry: u16) -> Option<&'static Descriptor> {
-    by_id(CacheId::from_entry(entry))
-}
-
-/// Returns the cache of a class, or of a twin, if it was made.
-#[inline]
-pub(super) fn of_class(class: usize) -> Option<&'static Descriptor> {
-    by_id(CacheId::of_class(class))
+    /// Notes that the chosen number, which was at `at` among the free ones, has a cache.
+    fn take(&mut self, at: Option<usize>) {
+        match at {
+            Some(at) => {
+                self.freed -= 1;
+                self.free[at] = self.free[self.freed];
+            }
+            None => self.given += 1,
+        }
+    }
 }
 
 impl Descriptor {
@@ -214,18 +217,10 @@ impl Descriptor {
             return Err(CacheError::NoNodes);
         }
         let mut numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
-        let id = match numbers.freed.checked_sub(1) {
-            Some(last) => Some(CacheId::from_entry(numbers.free[last])),
-            None => CacheId::nth(ALL_CLASSES + numbers.given),
-        };
-        let id = id.ok_or(CacheError::TooMany)?;
+        let (id, at) = numbers.choose().ok_or(CacheError::TooMany)?;
         arena::init();
         let cache = Descriptor::enter(name, layout, id, options).ok_or(CacheError::NoMemory)?;
-        if numbers.freed > 0 {
-            numbers.freed -= 1;
-        } else {
-            numbers.given += 1;
-        }
+        numbers.take(at);
         Ok(cache)
     }
 
@@ -265,25 +260,41 @@ impl Descriptor {
             options.sheaf_capacity = (size < GRANULE / 2).then_some(tune::MIN_CAPACITY);
         }
         let id = CacheId::of_class(class);
-        by_id(id).or_else(|| Descriptor::enter(name, layout, id, options))
+        of_class_id(id).or_else(|| Descriptor::enter(name, layout, id, options))
     }
 
-    /// Makes a descriptor and enters it into the registry. The caller holds the registry's lock.
+    /// Makes the descriptor of number `id`, which is free, and enters it into the registry. The
+    /// caller holds the registry's lock.
     fn enter(
         name: &str,
         layout: Layout,
         id: CacheId,
         options: Options,
     ) -> Option<&'static Descriptor> {
-        let nodes = Node::make_all()?;
-        let memory = arena::alloc_metadata(Layout::new::<Descriptor>())?;
+        let (cache, nodes) = match registry::retired(id) {
+            Some(cache) => {
+                // SAFETY: the number is free and the registry is locked, so no other thread uses
+                // the descriptor or its nodes.
+                let nodes = unsafe { cache.as_ref().nodes };
+                // SAFETY: as above, no other thread uses the nodes.
+                unsafe { &mut *nodes.as_ptr() }
+                    .iter_mut()
+                    .for_each(Node::renew);
+                (cache, nodes)
+            }
+            None => {
+                let nodes = Node::make_all()?;
+                let memory = arena::alloc_metadata(Layout::new::<Descriptor>())?;
+                (memory.cast(), nodes)
+            }
+        };
         let objects = Objects::new(id, name, layout, options.treatment);
         if id.any_class().is_some() && objects.checks() {
             CLASSES_CHECK.store(true, Relaxed);
         }
         let (size, has_sheaves) = (objects.geometry.size, objects.slot_layout.is_none());
-        let cache = memory.cast::<Descriptor>().as_ptr();
-        // SAFETY: `alloc_metadata` gave memory of this layout to this thread alone.
+        // SAFETY: the memory has room for a descriptor, and only this thread uses it: it is new, or
+        // its number is free.
         unsafe {
             cache.write(Descriptor {
                 objects,
@@ -296,17 +307,17 @@ impl Descriptor {
                 is_profiled: options.profiled,
             });
         }
-        USED.fetch_max(id.position() + 1, Relaxed);
-        // Pairs with the acquire in `by_id`: a thread that sees the address sees the fields.
-        REGISTRY[id.index()].store(cache, Release);
-        // SAFETY: the descriptor was written above, and its memory is never freed.
-        let cache: &'static Descriptor = unsafe { &*cache };
+        registry::publish(id, cache);
+        // SAFETY: the descriptor was written above. It stays as it is until its owner retires it,
+        // and the owner is the caller.
+        let cache: &'static Descriptor = unsafe { cache.as_ref() };
         cache.show();
         Some(cache)
     }
 
-    /// Takes the cache out of the registry, so that its number may be used again. The caller has
-    /// seen that no object is in use.
+    /// Takes the cache out of the registry, so that its number and its descriptor may be used
+    /// again. Does nothing in a signal handler that interrupted the holder of a lock. The caller
+    /// owns the cache, has seen that it [is bare](Self::is_bare), and does not use it any more.
     pub(super) fn retire(&self) {
         // A thread that takes idle sheaves may be using this cache. It holds this lock while it
         // does so.
@@ -314,36 +325,37 @@ impl Descriptor {
         let Some(mut numbers) = NUMBERS.lock() else {
             return;
         };
-        let me = core::ptr::from_ref(self).cast_mut();
-        if REGISTRY[self.id.index()]
-            .compare_exchange(me, null_mut(), AcqRel, Relaxed)
-            .is_ok()
-        {
-            // Pairs with the fence in `is_registered`: a thread that has read words of the next
-            // cache with this number also sees that this cache is gone.
-            fence(Release);
-            self.hide();
-            let freed = numbers.freed;
-            numbers.free[freed] = self.id.entry();
-            numbers.freed += 1;
-            self.sheaves.retire();
-        }
+        registry::retire(self.id);
+        self.hide();
+        self.sheaves.retire();
+        let freed = numbers.freed;
+        numbers.free[freed] = self.id.entry();
+        numbers.freed += 1;
     }
 
-    /// Returns whether the cache is alive. If so, all that the caller has read belonged to this
-    /// cache, not to the next one with its number.
-    pub(super) fn is_registered(&self) -> bool {
-        fence(Acquire);
-        by_id(self.id).is_some_and(|cache| core::ptr::eq(cache, self))
+    /// Returns whether the cache has no slab, no object in a barn, and none that is set aside or
+    /// deferred. Returns false in a signal handler that cannot look.
+    pub(super) fn is_bare(&self) -> bool {
+        let deferred = &self.deferred;
+        let none_pending = || {
+            let pending = deferred.pending.lock();
+            pending.is_some_and(|pending| pending.sheaves.length == 0)
+        };
+        let none_waits =
+            !deferred.is_used() || (deferred.sealed.load(Relaxed) == 0 && none_pending());
+        none_waits && self.nodes().iter().all(Node::is_bare)
     }
 
-    pub(super) fn nodes(&self) -> &'static [Node] {
-        self.nodes
+    pub(super) fn nodes(&self) -> &[Node] {
+        // SAFETY: `enter` wrote the nodes. They are only written anew with the descriptor, to which
+        // this thread has a reference.
+        unsafe { self.nodes.as_ref() }
     }
 
     /// Returns the node whose memory holds `object`, which is an object of this cache.
-    pub(super) fn home(&self, object: *mut u8) -> &'static Node {
-        &self.nodes[arena::node_of(object as usize).min(self.nodes.len() - 1)]
+    pub(super) fn home(&self, object: *mut u8) -> &Node {
+        let nodes = self.nodes();
+        &nodes[arena::node_of(object as usize).min(nodes.len() - 1)]
     }
 
     /// Returns the offset of the main sheaf's word in every unit.
@@ -391,23 +403,15 @@ impl Descriptor {
             LARGE => die(format_args!(
                 "free of {object:p} to cache {name}: it is a large block of malloc's"
             )),
-            entry => die(format_args!(
-                "free of {object:p} to cache {name}: the object belongs to cache {}",
-                by_entry(entry).map_or("(destroyed)", |other| other.name())
-            )),
+            entry => {
+                let other = registry::pin_by_entry(entry);
+                let other = other.as_ref().map_or("(destroyed)", |other| other.name());
+                die(format_args!(
+                    "free of {object:p} to cache {name}: the object belongs to cache {other}"
+                ))
+            }
         }
     }
-}
-
-/// Returns the cache that `turn` selects, if it exists. Successive turns select all numbers that
-/// were ever used, one after the other.
-pub(super) fn in_turn(turn: u32) -> Option<&'static Descriptor> {
-    by_id(CacheId::nth(turn as usize % USED.load(Relaxed))?)
-}
-
-/// Returns all caches, in the order of their numbers.
-pub(super) fn all() -> impl Iterator<Item = &'static Descriptor> {
-    (0..MAX_CACHES).filter_map(CacheId::nth).filter_map(by_id)
 }
 
 /// Returns whether the thread with thread pointer `thread` holds a node's lock, or a lock after it
@@ -415,14 +419,9 @@ pub(super) fn all() -> impl Iterator<Item = &'static Descriptor> {
 /// sleep calls this.
 #[cold]
 pub(super) fn is_lock_held(thread: u64) -> bool {
-    all().any(|cache| cache.nodes().iter().any(|node| node.is_held_by(thread)))
+    registry::all().any(|cache| cache.nodes().iter().any(|node| node.is_held_by(thread)))
         || sheaf::is_lock_held(thread)
         || arena::is_lock_held(thread)
-}
-
-/// Calls `f` for every cache.
-pub(super) fn for_each(f: impl FnMut(&'static Descriptor)) {
-    all().for_each(f);
 }
 
 /// Sets the sheaf budget: how many bytes one CPU's sheaves of all caches together may hold. The

@@ -8,8 +8,9 @@
 //! At first, the words are the node's own. Where the process has a statistics segment, the cache
 //! counts there instead ([`Descriptor::show`]). Other processes can read that segment.
 
-use super::descriptor::{self, Descriptor};
+use super::descriptor::Descriptor;
 use super::node::{Node, Stock};
+use super::registry;
 use crate::arena::GRANULE;
 use crate::segment::{self, EVENTS, NodeEvents, SlabEvent};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -17,13 +18,13 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 /// Shows all caches in the statistics segment. Call it once, after the segment was installed. A
 /// cache that is made later shows itself.
 pub fn show_all() {
-    descriptor::for_each(Descriptor::show);
+    registry::for_each(Descriptor::show);
 }
 
 impl Descriptor {
     /// Fills in the cache's row of the statistics segment. From then on, the cache's slow paths
     /// count there. Does nothing if there is no segment, or no row for the cache.
-    pub(super) fn show(&'static self) {
+    pub(super) fn show(&self) {
         let Some((row, events)) = segment::row(self.id.position()) else {
             return;
         };

@@ -1,7 +1,7 @@
 //! What a fork does in this layer: it takes the locks of all caches, and removes what threads that
 //! do not exist in the child left behind. Also has the shepherd call this layer.
 
-use super::{descriptor, idle, in_flight, key, sheaf};
+use super::{descriptor, idle, in_flight, key, registry, sheaf};
 use crate::cache_units::{SHEAF_UNITS, STOPPING};
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::Word;
@@ -27,12 +27,14 @@ pub(super) fn register() -> bool {
 }
 
 fn visit_pending(visit: &mut dyn FnMut(&Word)) {
-    descriptor::for_each(|cache| visit(cache.deferred.pending.word()));
+    registry::for_each(|cache| visit(cache.deferred.pending.word()));
 }
 
 fn visit_nodes(visit: &mut dyn FnMut(&Word)) {
-    let nodes = descriptor::all().flat_map(|cache| cache.nodes());
-    nodes.for_each(|node| visit(node.stock.word()));
+    registry::for_each(|cache| {
+        let nodes = cache.nodes().iter();
+        nodes.for_each(|node| visit(node.stock.word()));
+    });
 }
 
 fn forget_other_threads() {

@@ -26,8 +26,9 @@
 //! hardened pay nothing.
 
 use super::debug::Kind;
-use super::descriptor::{Descriptor, by_entry};
+use super::descriptor::Descriptor;
 use super::key::{Hardening, shuffle};
+use super::registry::pin_by_entry;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use super::sheaf_units::{self, load};
 use super::slabs::Slab;
@@ -424,8 +425,8 @@ impl Descriptor {
     #[cold]
     #[inline(never)]
     fn accuse_free(&self, object: *mut u8, kind: Kind) {
-        let other = by_entry(arena::entry(object as usize));
+        let other = pin_by_entry(arena::entry(object as usize));
         let other = other.filter(|_| kind == Kind::WrongCache);
-        self.accuse(object, kind, other.map(|other| other.name()));
+        self.accuse(object, kind, other.as_ref().map(|other| other.name()));
     }
 }

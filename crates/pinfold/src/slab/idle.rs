@@ -19,9 +19,10 @@
 //! So a program that no longer allocates shrinks too.
 
 use super::deferred;
-use super::descriptor::{self, Descriptor};
+use super::descriptor::Descriptor;
 use super::purge::PERIODS;
 use super::reclaim::{reclaim, shrink_all};
+use super::registry;
 use super::sheaf::{Sheaf, word_is_empty};
 use super::sheaf_units::{drain_deferred, drain_unit, drain_word};
 use crate::cache_units::{DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, STOPPING, UNIT, word};
@@ -73,7 +74,7 @@ pub(super) fn drain(reach: Reach) {
     }
     deferred::progress();
     let now = sys::coarse_milliseconds() as u32;
-    descriptor::for_each(|cache| {
+    registry::for_each(|cache| {
         let nodes = cache.nodes().iter();
         nodes.for_each(|node| {
             node.release_idle(cache, now);
@@ -139,7 +140,7 @@ pub(super) fn take_idle_here() {
     if look(index) == 0 {
         return;
     }
-    descriptor::for_each(|cache| {
+    registry::for_each(|cache| {
         if is_idle(index, cache) {
             for kind in [MAIN, SPARE, HELD] {
                 take_here(cache, unit, kind);
@@ -170,7 +171,7 @@ pub(super) fn take_all_here() {
     let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
-    descriptor::for_each(|cache| {
+    registry::for_each(|cache| {
         for kind in [MAIN, SPARE, HELD, DEFERRED] {
             if !word_is_empty(word(unit, cache.main() + kind).load(Relaxed)) {
                 take_here(cache, unit, kind);
@@ -184,7 +185,7 @@ pub(super) fn take_all_here() {
 /// the caller found for this CPU. A deferred sheaf is sealed; another one goes to the barn. Leaves
 /// the sheaf where it is if another operation uses it during the call, or if the thread moves to
 /// another CPU.
-fn take_here(cache: &'static Descriptor, unit: *mut u8, kind: usize) {
+fn take_here(cache: &Descriptor, unit: *mut u8, kind: usize) {
     let offset = cache.main() + kind;
     let seen = word(unit, offset).load(Relaxed);
     // SAFETY: `offset` is the offset of one of the cache's four words, which every unit has.
@@ -285,7 +286,7 @@ fn look(index: usize) -> usize {
     };
     let unit = SHEAF_UNITS.unit(index);
     let mut idle = 0;
-    descriptor::for_each(|cache| {
+    registry::for_each(|cache| {
         let at = cache.main();
         let now = word(unit, cache.source()).load(Relaxed);
         let looks = word(seen, at + SPARE);
@@ -333,7 +334,7 @@ fn is_idle(index: usize, cache: &Descriptor) -> bool {
 fn any_idle(index: usize) -> bool {
     let mut any = false;
     let others = |cache: &Descriptor| [DEFERRED, HELD].map(|kind| is_kind_idle(index, cache, kind));
-    descriptor::for_each(|cache| any |= is_idle(index, cache) || others(cache).contains(&true));
+    registry::for_each(|cache| any |= is_idle(index, cache) || others(cache).contains(&true));
     any
 }
 
@@ -341,7 +342,7 @@ fn any_idle(index: usize) -> bool {
 /// use is idle, takes all sheaves of the cache.
 fn take_idle(index: usize) {
     let unit = SHEAF_UNITS.unit(index);
-    descriptor::for_each(|cache| {
+    registry::for_each(|cache| {
         if is_idle(index, cache) {
             drain_unit(cache, unit);
             forget(index, cache, SPARE);

@@ -12,16 +12,20 @@
 //! of objects are then wrong by the sheaf's objects. Objects that a thread moves in a slow path at
 //! that moment, at most a sheaf for each thread, count as in use.
 //!
-//! Another thread may destroy the cache at any moment. The cache's descriptor and its events stay,
-//! but a new cache may get its number, and so its words in the units. So the reader asks last
-//! whether the cache is still registered. If not, it discards everything that it has read.
+//! Another thread may destroy the cache at any moment. So the reader pins the cache while it reads,
+//! and no other cache gets the descriptor, or the words in the units, during that time
+//! (`registry`). It asks last whether the cache is still alive. If not, it discards everything that
+//! it has read.
 
-use super::descriptor::{self, Descriptor};
+use super::descriptor::Descriptor;
+use super::geometry::Geometry;
 use super::look::{Reading, Usage};
+use super::objects::Name;
+use super::registry::{self, birth_of, pin_same};
 use super::sheaf::objects_in_word;
 use super::{DebugFlags, KmemCache, kmalloc};
 use crate::arena::GRANULE;
-use crate::cache_units::{DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, word};
+use crate::cache_units::{CacheId, DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, word};
 use crate::segment::{EVENTS, SlabEvent};
 use crate::sys;
 use core::fmt;
@@ -98,7 +102,17 @@ pub struct Statistics {
 /// ```
 #[derive(Clone, Copy)]
 pub struct Info {
-    pub(super) cache: &'static Descriptor,
+    id: CacheId,
+    /// Which of the caches with this number the view is of.
+    birth: u32,
+    // Copies of what a cache has from its making to its end.
+    name: Name,
+    pub(super) object: usize,
+    pub(super) align: usize,
+    pub(super) geometry: Geometry,
+    pub(super) is_constructed: bool,
+    debug_flags: DebugFlags,
+    is_hardened: bool,
 }
 
 /// Returns an iterator over all caches, including those of [`kmalloc`](super::kmalloc).
@@ -125,38 +139,59 @@ pub struct Info {
 /// ```
 pub fn caches() -> impl Iterator<Item = Info> {
     kmalloc::make_all();
-    descriptor::all().map(|cache| Info { cache })
+    registry::all().map(|cache| Info::of(&cache))
 }
 
 impl Info {
+    /// Returns a view of a cache that the caller owns or pins.
+    fn of(cache: &Descriptor) -> Info {
+        Info {
+            id: cache.id,
+            birth: birth_of(cache.id),
+            name: cache.name,
+            object: cache.object,
+            align: cache.align,
+            geometry: cache.geometry,
+            is_constructed: cache.constructor.is_some(),
+            debug_flags: cache.debug_flags(),
+            is_hardened: cache.hardening.is_some(),
+        }
+    }
+
+    /// Calls `read` with the cache. Returns the default if the cache was destroyed, also if that
+    /// happens during the call.
+    fn read_alive<R: Default>(&self, read: impl FnOnce(&Descriptor) -> R) -> R {
+        let cache = pin_same(self.id, self.birth);
+        let read = cache.map(|cache| (read(&cache), cache.is_alive()));
+        read.filter(|&(_, is_alive)| is_alive)
+            .map_or_else(R::default, |(read, _)| read)
+    }
+
     /// Returns the cache's name.
-    pub fn name(&self) -> &'static str {
-        self.cache.name()
+    pub fn name(&self) -> &str {
+        self.name.as_str()
     }
 
     /// Returns whether the cache has been destroyed.
     pub fn is_destroyed(&self) -> bool {
-        !self.cache.is_registered()
+        pin_same(self.id, self.birth).is_none()
     }
 
     /// Returns the checks that the cache makes.
     pub fn debug_flags(&self) -> DebugFlags {
-        self.cache
-            .slot_layout
-            .as_ref()
-            .map_or(DebugFlags::NONE, |slot_layout| slot_layout.flags)
+        self.debug_flags
     }
 
     /// Returns whether the cache is hardened.
     pub fn is_hardened(&self) -> bool {
-        self.cache.hardening.is_some()
+        self.is_hardened
     }
 
     /// Returns what the slow paths have counted. Costs as much as [`usage`](Self::usage).
     pub fn statistics(&self) -> Statistics {
         let Reading { usage, counts } = self.read();
         let count = |event: SlabEvent| counts[event as usize];
-        let statistics = Statistics {
+        Statistics {
             alloc_slowpath: count(SlabEvent::AllocSlowpath) + count(SlabEvent::AllocLockless),
             free_slowpath: count(SlabEvent::FreeSlowpath) + count(SlabEvent::FreeLockless),
             barn_get: count(SlabEvent::BarnGet),
@@ -173,34 +208,38 @@ impl Info {
             free_rcu_sheaf_fail: count(SlabEvent::FreeRcuSheafFail),
             slabs: usage.slabs,
             sheaf_capacity: self.sheaves().0,
-        };
-        self.unless_destroyed(statistics)
+        }
     }
 
     /// Returns the largest number of objects in a sheaf, and the largest number of full sheaves in
-    /// a barn. Both are 0 for a debugged cache.
+    /// a barn. Both are 0 for a debugged cache, and for a destroyed one.
     pub(super) fn sheaves(&self) -> (usize, usize) {
-        match self.cache.slot_layout.as_ref() {
+        self.read_alive(|cache| match cache.slot_layout.as_ref() {
             Some(_) => (0, 0),
-            None => (
-                self.cache.capacity(),
-                self.cache
-                    .barn_most(usize::MAX / self.cache.geometry.slab_bytes),
-            ),
-        }
+            None => {
+                let most = cache.barn_most(usize::MAX / cache.geometry.slab_bytes);
+                (cache.capacity(), most)
+            }
+        })
     }
 
     /// Returns how many of the system's pages a slab has.
     pub(super) fn pages_per_slab(&self) -> usize {
-        self.cache.geometry.granules * GRANULE / sys::page_size()
+        self.geometry.granules * GRANULE / sys::page_size()
     }
 
     /// Returns what the slow paths have counted, without a lock.
     pub(super) fn counts(&self) -> [u64; EVENTS] {
-        let mut counts = [0; EVENTS];
-        let nodes = self.cache.nodes().iter();
-        nodes.for_each(|node| node.add_events(&mut counts));
-        self.unless_destroyed(counts)
+        let counts = self.read_alive(|cache| {
+            let mut counts = [0; EVENTS];
+            let nodes = cache.nodes().iter();
+            nodes.for_each(|node| node.add_events(&mut counts));
+            Reading {
+                counts,
+                ..Reading::default()
+            }
+        });
+        counts.counts
     }
 
     /// Returns where the objects are.
@@ -217,24 +256,17 @@ impl Info {
 
     /// Reads the CPUs' sheaves and the nodes.
     pub(super) fn read(&self) -> Reading {
-        let mut reading = Reading::default();
-        count_sheaves(self.cache, &mut reading.usage);
-        let nodes = self.cache.nodes().iter();
-        nodes.for_each(|node| node.tally(self.cache, &mut reading));
-        let usage = &mut reading.usage;
-        usage.total = usage.slabs * self.cache.geometry.per_slab;
-        let in_sheaves = usage.cpu_objects + usage.barn_objects;
-        usage.active = usage.allocated.saturating_sub(in_sheaves);
-        self.unless_destroyed(reading)
-    }
-
-    /// Returns `read`, or zeroes if the cache was destroyed, because `read` may then be of a new
-    /// cache with the same number.
-    fn unless_destroyed<T: Default>(&self, read: T) -> T {
-        if self.is_destroyed() {
-            return T::default();
-        }
-        read
+        self.read_alive(|cache| {
+            let mut reading = Reading::default();
+            count_sheaves(cache, &mut reading.usage);
+            let nodes = cache.nodes().iter();
+            nodes.for_each(|node| node.tally(cache, &mut reading));
+            let usage = &mut reading.usage;
+            usage.total = usage.slabs * cache.geometry.per_slab;
+            let in_sheaves = usage.cpu_objects + usage.barn_objects;
+            usage.active = usage.allocated.saturating_sub(in_sheaves);
+            reading
+        })
     }
 }
 
@@ -264,9 +296,7 @@ impl fmt::Debug for Info {
 impl KmemCache {
     /// Returns a view of the cache that stays valid after the cache was destroyed.
     pub fn info(&self) -> Info {
-        Info {
-            cache: self.descriptor,
-        }
+        Info::of(self.descriptor)
     }
 
     /// Returns what the slow paths have counted. Costs as much as [`usage`](Self::usage).

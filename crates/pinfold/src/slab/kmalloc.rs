@@ -35,8 +35,9 @@ mod checked;
 
 pub use checked::{any_checks, fits, is_in_use, requested, set_requested};
 
-use super::descriptor::{Descriptor, by_entry, by_id, of_class};
+use super::descriptor::Descriptor;
 use super::fork;
+use super::registry::{of_class, of_class_id, pin_by_entry};
 use super::slabs::Slab;
 use crate::arena::{GRANULE, GRANULE_SHIFT};
 use crate::cache_units::{ALL_CLASSES, COUNTDOWN, CacheId, units};
@@ -204,7 +205,7 @@ pub(super) fn make_all() {
 /// thread forks, and in a signal handler that interrupted the allocator.
 #[inline]
 fn cache_of(id: CacheId) -> Option<&'static Descriptor> {
-    by_id(id).or_else(|| {
+    of_class_id(id).or_else(|| {
         of_class(0)?;
         create(id.any_class()?)
     })
@@ -403,7 +404,7 @@ pub unsafe fn free_class(block: *mut u8, class: usize) {
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn free_slow(block: *mut u8, offset: usize) {
-    if let Some(cache) = by_id(CacheId::of_main(offset)) {
+    if let Some(cache) = of_class_id(CacheId::of_main(offset)) {
         // SAFETY: the caller passes ownership of the block, and promises that it is of this cache.
         unsafe { cache.free_slow(block) };
     }
@@ -432,8 +433,8 @@ pub fn checks(class: usize) -> bool {
 }
 
 /// Returns the name of the cache whose number `entry`, an entry of the page map, is.
-pub fn name_of_entry(entry: u16) -> Option<&'static str> {
-    by_entry(entry).map(|cache| cache.name())
+pub fn name_of_entry(entry: u16) -> Option<impl core::fmt::Display> {
+    pin_by_entry(entry).map(|cache| cache.name)
 }
 
 #[cfg(test)]

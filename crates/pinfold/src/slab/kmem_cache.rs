@@ -28,13 +28,13 @@ pub struct KmemCache {
     /// The offset of the main sheaf's word in each CPU's unit. 0 for a cache that checks, or whose
     /// objects are in heap profiles.
     offset: usize,
+    /// Lives until this value is dropped: another cache may get the descriptor then.
     pub(super) descriptor: &'static Descriptor,
 }
 
 impl KmemCache {
     /// Makes a cache. `name` is cut to 32 bytes. Make one cache for each kind of object, and keep
-    /// it. Destroying a cache does not free its descriptor, because another thread may
-    /// [look](super::caches) at it.
+    /// it. Destroying a cache leaves its descriptor to a later cache.
     ///
     /// # Errors
     ///
@@ -398,10 +398,7 @@ impl KmemCache {
 
     /// Returns the checks that this cache makes.
     pub fn debug_flags(&self) -> DebugFlags {
-        self.descriptor
-            .slot_layout
-            .as_ref()
-            .map_or(DebugFlags::NONE, |slot_layout| slot_layout.flags)
+        self.descriptor.debug_flags()
     }
 }
 

@@ -127,7 +127,7 @@ impl Drop for KmemCache {
     fn drop(&mut self) {
         let drained = self.descriptor.drain();
         self.release();
-        if drained.is_ok() && self.in_use() == 0 {
+        if drained.is_ok() && self.descriptor.is_bare() {
             self.descriptor.retire();
         }
     }

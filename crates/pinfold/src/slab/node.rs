@@ -23,7 +23,7 @@ use crate::arena::{self, NodeRequest};
 use crate::lock::{Guard, Lock};
 use crate::segment::{NodeEvents, SlabEvent};
 use core::alloc::Layout;
-use core::ptr::null_mut;
+use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr};
 
@@ -128,22 +128,32 @@ impl Node {
         self.stock.is_held_by(thread)
     }
 
-    /// Makes a cache's parts, one for each node. Returns `None` if the system has no memory.
-    pub(super) fn make_all() -> Option<&'static [Node]> {
+    /// Makes a cache's nodes. Returns `None` if the system has no memory.
+    pub(super) fn make_all() -> Option<NonNull<[Node]>> {
         let count = crate::nodes::count();
         let nodes = arena::alloc_metadata(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
-        let events = arena::alloc_metadata(Layout::array::<NodeEvents>(count).ok()?)?;
-        let events = events.cast::<NodeEvents>();
+        let events = Layout::array::<NodeEvents>(count).ok()?;
+        let events = arena::alloc_metadata(events)?.cast::<NodeEvents>();
         for nth in 0..count {
-            // SAFETY: both blocks have room for `count` elements, and no other thread knows them.
-            // `alloc_metadata` gives memory that is never unmapped.
+            // SAFETY: both blocks are new, have room for `count` elements and are never unmapped.
             unsafe {
                 events.add(nth).write(NodeEvents::new());
                 nodes.add(nth).write(Node::new(events.add(nth).as_ref()));
             }
         }
-        // SAFETY: the loop wrote all `count` nodes, and the memory is never unmapped.
-        Some(unsafe { core::slice::from_raw_parts(nodes.as_ptr(), count) })
+        Some(NonNull::slice_from_raw_parts(nodes, count))
+    }
+
+    /// Makes a destroyed cache's node ready for a new cache. A thread that looked at the old cache
+    /// may have put an empty sheaf into the barn since.
+    pub(super) fn renew(&mut self) {
+        if let Some(mut stock) = self.stock_after_fork() {
+            while let Some(sheaf) = stock.empty.take() {
+                sheaf.discard();
+            }
+        }
+        self.own_events.clear();
+        *self = Node::new(self.own_events);
     }
 
     /// Exchanges `empty` for a sheaf with objects, from the barn or filled from slabs.

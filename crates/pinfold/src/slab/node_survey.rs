@@ -5,6 +5,7 @@ use super::look::Reading;
 use super::node::Node;
 use super::sheaf::SheafList;
 use super::slabs::slab_of;
+use core::sync::atomic::Ordering::Relaxed;
 
 impl Node {
     /// Returns how many objects are not free in their slab: those that callers, CPUs' sheaves or
@@ -12,6 +13,15 @@ impl Node {
     pub(super) fn in_use(&self, cache: &Descriptor) -> usize {
         self.stock_after_fork()
             .map_or(0, |stock| stock.slabs.in_use(cache))
+    }
+
+    /// Returns whether the node has no slab, no full sheaf and no object that is set aside. Returns
+    /// false if the lock cannot be taken.
+    pub(super) fn is_bare(&self) -> bool {
+        self.stock_after_fork().is_some_and(|stock| {
+            let has_none = stock.slabs.count == 0 && stock.full.length == 0;
+            has_none && self.set_aside.load(Relaxed).is_null()
+        })
     }
 
     /// Adds to `reading` how many slabs this node has, how many full sheaves its barn has, how many

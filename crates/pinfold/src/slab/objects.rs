@@ -10,6 +10,7 @@ use crate::cache_units::CacheId;
 use crate::{arena, sys};
 use core::alloc::Layout;
 use core::ffi::c_void;
+use core::fmt;
 use core::ptr::null;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
@@ -54,11 +55,40 @@ pub(super) struct Treatment {
     pub(super) one_color: bool,
 }
 
+/// A cache's name, cut to 32 bytes.
+#[derive(Clone, Copy)]
+pub(super) struct Name([u8; 32]);
+
+impl Name {
+    fn new(name: &str) -> Name {
+        let mut text = [0; 32];
+        let length = name.len().min(text.len());
+        text[..length].copy_from_slice(&name.as_bytes()[..length]);
+        Name(text)
+    }
+
+    pub(super) fn as_str(&self) -> &str {
+        let length = self.0.iter().position(|&byte| byte == 0);
+        let text = &self.0[..length.unwrap_or(self.0.len())];
+        match core::str::from_utf8(text) {
+            Ok(name) => name,
+            // A long name may be cut inside a character.
+            Err(error) => core::str::from_utf8(&text[..error.valid_up_to()]).unwrap_or(""),
+        }
+    }
+}
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 /// What a cache knows of its objects.
 pub(super) struct Objects {
     /// The cache's number.
     pub(super) id: CacheId,
-    name: [u8; 32],
+    pub(super) name: Name,
     /// Bytes of an object in its layout.
     pub(super) object: usize,
     /// Alignment of an object in bytes.
@@ -92,12 +122,9 @@ impl Objects {
         let size = slot_layout.map_or(room.next_multiple_of(align), |slot| slot.stride);
         let one_color = treatment.one_color || slot_layout.is_some() || hardened;
         let guard = if hardened { sys::page_size() } else { 0 };
-        let mut text = [0; 32];
-        let length = name.len().min(text.len());
-        text[..length].copy_from_slice(&name.as_bytes()[..length]);
         Objects {
             id,
-            name: text,
+            name: Name::new(name),
             object: layout.size(),
             align,
             geometry: Geometry::new(size, align, guard, one_color),
@@ -110,13 +137,7 @@ impl Objects {
 
     /// Returns the name that the cache was made with, cut to 32 bytes.
     pub(super) fn name(&self) -> &str {
-        let length = self.name.iter().position(|&byte| byte == 0);
-        let text = &self.name[..length.unwrap_or(self.name.len())];
-        match core::str::from_utf8(text) {
-            Ok(name) => name,
-            // A long name may be cut inside a character.
-            Err(error) => core::str::from_utf8(&text[..error.valid_up_to()]).unwrap_or(""),
-        }
+        self.name.as_str()
     }
 
     /// Returns whether the objects are so small that a program which uses them touches most pages
@@ -124,6 +145,12 @@ impl Objects {
     /// count.
     pub(super) fn is_small(&self) -> bool {
         self.geometry.size <= MAX_SMALL && self.hardening.is_none()
+    }
+
+    /// Returns the checks that the cache makes.
+    pub(super) fn debug_flags(&self) -> DebugFlags {
+        let flags = self.slot_layout.map(|slot_layout| slot_layout.flags);
+        flags.unwrap_or(DebugFlags::NONE)
     }
 
     /// Returns whether the cache is debugged or hardened.

@@ -13,7 +13,7 @@
 //! The caller holds no lock. But if the caller is a signal handler, the interrupted frame may hold
 //! locks. The memory that these locks protect stays where it is.
 
-use super::{deferred, descriptor, idle, sheaf_units};
+use super::{deferred, idle, registry, sheaf_units};
 use crate::arena::{self, budget};
 use crate::topology::facts;
 use pinfold_rseq::FenceError;
@@ -73,7 +73,7 @@ pub fn trim_everywhere() -> Option<usize> {
 
 fn give_back(with_pages: bool) {
     idle::take_all_here();
-    descriptor::for_each(|cache| {
+    registry::for_each(|cache| {
         let nodes = cache.nodes().iter();
         nodes.for_each(|node| {
             node.give_all(cache);
@@ -125,7 +125,7 @@ pub fn or_reclaim_for<R>(size: usize, mut alloc: impl FnMut() -> Option<R>) -> O
 pub fn shrink_all() -> Result<usize, FenceError> {
     let drained = sheaf_units::drain(|_| true);
     deferred::progress();
-    descriptor::for_each(|cache| {
+    registry::for_each(|cache| {
         cache.nodes().iter().for_each(|node| {
             node.shrink(cache);
         });

@@ -25,9 +25,10 @@
 //! keeps its own sheaf, and step 5 puts that sheaf away. At every moment, a sheaf is in exactly one
 //! place. So no object is lost or handed out twice.
 
-use super::descriptor::{self, Descriptor};
+use super::descriptor::Descriptor;
 use super::idle;
 use super::node::Node;
+use super::registry;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use crate::cache_units::{DEFERRED, HELD, SHEAF_UNITS, SPARE, STOPPING, UNIT, word};
 use crate::segment::SlabEvent;
@@ -106,12 +107,12 @@ pub fn tick() -> bool {
     }
     shepherd::tick_in_passing();
     idle::take_idle_here();
-    if let Some(cache) = descriptor::in_turn(calls / TICK) {
+    if let Some(cache) = registry::in_turn(calls / TICK) {
         let now = sys::coarse_milliseconds() as u32;
         cache
             .nodes()
             .iter()
-            .for_each(|node| node.release_idle(cache, now));
+            .for_each(|node| node.release_idle(&cache, now));
     }
     true
 }
@@ -285,7 +286,7 @@ pub(super) fn drain(caches: impl Fn(&Descriptor) -> bool) -> Result<(), FenceErr
     let fenced = fence();
     if fenced.is_ok() {
         units().for_each(|index| SHEAF_UNITS.await_stopped(index));
-        descriptor::for_each(|cache| {
+        registry::for_each(|cache| {
             if caches(cache) {
                 units().for_each(|index| drain_unit(cache, SHEAF_UNITS.unit(index)));
             }

@@ -73,7 +73,8 @@ impl fmt::Display for Slabinfo {
 
 /// Writes a cache's line. Writes nothing if the cache was destroyed.
 fn write_line(info: Info, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let (cache, usage) = (info.cache, info.usage());
+    // The capacity of sheaves may change, so it is read with the usage, before the last look.
+    let (usage, (capacity, barn)) = (info.usage(), info.sheaves());
     if info.is_destroyed() {
         return Ok(());
     }
@@ -83,12 +84,11 @@ fn write_line(info: Info, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         " {:6} {:6} {:6} {:4} {:4}",
         usage.active,
         usage.total,
-        cache.geometry.size,
-        cache.geometry.per_slab,
+        info.geometry.size,
+        info.geometry.per_slab,
         info.pages_per_slab()
     )?;
     // The limit is two sheaves, because each CPU may have two. The batch is one sheaf.
-    let (capacity, barn) = info.sheaves();
     write!(f, " : tunables {:4} {capacity:4} {barn:4}", 2 * capacity)?;
     writeln!(
         f,
