@@ -8,18 +8,30 @@
 //! the program, the one that it replaced ([`REPLACED`]).
 //!
 //! 1. [`watch`] reads the installed action. If that is none of the handlers here, `watch` installs
-//!    the handler that belongs to the action, or else the next unused one.
-//! 2. If the kernel calls a handler, the handler reports the fault, restores the program's action,
-//!    and returns. The instruction faults again, and the kernel does what the program asked for,
-//!    with the program's mask, stack and flags. [`watch`] installs the handler again when the next
-//!    block is guarded.
-//! 3. If a later handler of the program calls a handler here, the installed action is the later
-//!    one. Then this handler changes no action. It calls the function that it replaced.
-//! 4. The later handler may have passed one argument only. So the other arguments are used only if
-//!    the replaced action takes them (`SA_SIGINFO`).
+//!    the handler that belongs to the action, or else the next unused one. The handler has the mask
+//!    and the flags of the action that it replaces.
+//! 2. If a handler is called, by the kernel or by a later handler of the program, it reports the
+//!    fault, and calls the function that it replaced. It stays installed. For an action without a
+//!    function, it installs that action and returns. The instruction faults again, and the kernel
+//!    does what the program asked for.
+//! 3. The later handler may have passed one argument only. So the other arguments are used only if
+//!    the replaced action takes them (`SA_SIGINFO`), or if the handler is the installed one.
 //!
-//! The program may change the action between two system calls of this module. So each change looks
-//! at the action that it removed, and puts an unexpected one back.
+//! # Why no action of the program is lost
+//!
+//! The program may set an action at any moment, and no system call exchanges one action for another
+//! only if it is still there. So each exchange looks at the action that it removed. If that is not
+//! the expected one, the program has set it in between: it is the newest action, and the exchange
+//! is made again with the handler for it, or with the action itself. This ends with the action that
+//! the program has set last, or with the handler that belongs to it.
+//!
+//! Until then, the handler of an older action is installed: the exchange is in *doubt*. [`STATE`]
+//! shows this. A handler that finds an exchange under way waits for its end. If the exchange was in
+//! doubt, the handler returns, and the instruction faults again, now with the right action.
+//!
+//! One thing is not exact: a program that sets two actions while an exchange is in doubt, which
+//! takes some microseconds, may be told that the second one replaced the handler of the older
+//! action.
 
 use super::page_number;
 use super::report::{self, What};
@@ -27,9 +39,9 @@ use crate::sys;
 use core::cell::UnsafeCell;
 use core::ffi::{c_int, c_void};
 use core::mem::MaybeUninit;
-use core::ptr::{null, null_mut};
-use core::sync::atomic::AtomicUsize;
+use core::ptr::null;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
@@ -57,6 +69,21 @@ static REPLACED: [Action; MOST] = [const { Action(UnsafeCell::new(MaybeUninit::z
 /// How many handlers have an action.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
+/// The state of the last exchange that [`replace`] began: [`CHANGING`] until it ends, and [`DOUBT`]
+/// from its doubt to the beginning of the next one.
+static STATE: AtomicU32 = AtomicU32::new(0);
+const CHANGING: u32 = 1;
+const DOUBT: u32 = 2;
+/// Microseconds that an exchange in doubt goes on after its last step, so that a handler that the
+/// kernel has called before finds it.
+const AFTER_DOUBT: u32 = 2000;
+/// Looks of a handler at an exchange, 0.1 ms apart, until it goes on: two seconds in all.
+const PATIENCE: u32 = 20_000;
+const BETWEEN_LOOKS: u32 = 100;
+/// The most rounds of one exchange. Each further round needs a call of the program's in between,
+/// within a microsecond. Only a system that returns other actions than were set needs so many.
+const ROUNDS: u32 = 1000;
+
 fn replaced(nth: usize) -> *mut libc::sigaction {
     REPLACED[nth].0.get().cast()
 }
@@ -65,51 +92,99 @@ fn replaced(nth: usize) -> *mut libc::sigaction {
 /// this. Costs a system call.
 pub(super) fn watch() {
     sys::keep_errno(|| {
-        let Some(now) = installed() else {
-            return;
-        };
-        let is_ours = |&handler: &Handler| handler as usize == now.sa_sigaction;
-        if !HANDLERS.iter().any(is_ours) {
+        if let Some(now) = installed().filter(|now| !is_ours(now)) {
             replace(&now);
         }
     });
 }
 
+/// Installs the handler for the action `now`, which was installed a moment ago.
 fn replace(now: &libc::sigaction) {
+    let Some(ours) = handler_for(now) else {
+        return;
+    };
+    // Release: a handler that the kernel calls from the exchange on sees the state. The kernel's
+    // lock of the actions orders the two.
+    STATE.store(CHANGING, Release);
+    let (mut expected, mut ours) = (*now, ours);
+    for _ in 0..ROUNDS {
+        let old = exchange(&ours);
+        if is_same(&old, &expected) {
+            break;
+        }
+        STATE.fetch_or(DOUBT, Release);
+        // The program has set `old`. Without a handler for it, it is installed again itself.
+        expected = ours;
+        ours = handler_for(&old).unwrap_or(old);
+    }
+    if STATE.load(Relaxed) & DOUBT != 0 {
+        sys::sleep_microseconds(AFTER_DOUBT);
+    }
+    // Release pairs with the acquire in `was_in_doubt`: the handler sees the installed action.
+    STATE.fetch_and(!CHANGING, Release);
+}
+
+/// Returns an action with the handler that belongs to `action`. Returns `None` if all handlers
+/// belong to other actions. If `action` has a handler of this module, returns `action`.
+fn handler_for(action: &libc::sigaction) -> Option<libc::sigaction> {
+    if is_ours(action) {
+        return Some(*action);
+    }
     let used = USED.load(Relaxed);
     // SAFETY: only this thread writes actions, and the first `used` are written.
-    let same = (0..used).find(|&nth| is_same(now, unsafe { &*replaced(nth) }));
+    let same = (0..used).find(|&nth| is_same(action, unsafe { &*replaced(nth) }));
     let nth = same.unwrap_or(used);
     if nth == MOST {
-        return;
+        return None;
     }
-    // SAFETY: a `sigaction` of zeroes is valid.
-    let mut ours: libc::sigaction = unsafe { core::mem::zeroed() };
+    let mut ours = *action;
     ours.sa_sigaction = HANDLERS[nth] as usize;
-    ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // A system call that a sent signal interrupts goes on as it does without this handler.
-    if now.sa_sigaction == libc::SIG_IGN || now.sa_flags & libc::SA_RESTART != 0 {
-        ours.sa_flags |= libc::SA_RESTART;
+    ours.sa_flags = (ours.sa_flags | libc::SA_SIGINFO) & !libc::SA_RESETHAND;
+    if !has_function(action) {
+        // A report of a stack that has overflowed needs another stack. A system call that an
+        // ignored signal interrupts goes on.
+        ours.sa_flags |= libc::SA_ONSTACK | libc::SA_RESTART;
     }
+    // A sandbox may carry out system calls in a handler of SIGSYS. The kernel ends a process that
+    // blocks this signal there.
+    // SAFETY: the set is a valid one.
+    unsafe { libc::sigdelset(&raw mut ours.sa_mask, libc::SIGSYS) };
     if same.is_none() {
         // SAFETY: action `nth` is this thread's alone, until it is counted.
-        unsafe { replaced(nth).write(*now) };
+        unsafe { replaced(nth).write(*action) };
         // Release pairs with the acquire in `replaced_by`.
         USED.store(used + 1, Release);
     }
-    exchange(&ours, now.sa_sigaction);
+    Some(ours)
 }
 
-/// Installs `new`, if the handler of the action that it replaces is `expected`.
-fn exchange(new: &libc::sigaction, expected: usize) {
-    // SAFETY: a `sigaction` of zeroes is valid.
-    let mut old: libc::sigaction = unsafe { core::mem::zeroed() };
-    // SAFETY: both actions come from the C library, or are this module's, whose code stays loaded.
-    unsafe {
-        libc::sigaction(libc::SIGSEGV, new, &raw mut old);
-        if old.sa_sigaction != expected {
-            libc::sigaction(libc::SIGSEGV, &raw const old, null_mut());
+fn is_ours(action: &libc::sigaction) -> bool {
+    let is_ours = |&handler: &Handler| handler as usize == action.sa_sigaction;
+    HANDLERS.iter().any(is_ours)
+}
+
+fn has_function(action: &libc::sigaction) -> bool {
+    !matches!(action.sa_sigaction, libc::SIG_DFL | libc::SIG_IGN)
+}
+
+/// Installs `new`, and returns the action that it replaces. If the system refuses, returns `new`.
+fn exchange(new: &libc::sigaction) -> libc::sigaction {
+    let mut old = *new;
+    // SAFETY: the action comes from the C library, or is this module's, whose code stays loaded.
+    unsafe { libc::sigaction(libc::SIGSEGV, new, &raw mut old) };
+    old
+}
+
+/// Installs `new`, an action without a function, in the place of `expected`. If the program has set
+/// another action in between, that action stays.
+fn give_way(new: &libc::sigaction, expected: &libc::sigaction) {
+    let (mut new, mut expected) = (*new, *expected);
+    for _ in 0..ROUNDS {
+        let old = exchange(&new);
+        if is_same(&old, &expected) || is_same(&old, &new) {
+            return;
         }
+        (expected, new) = (new, old);
     }
 }
 
@@ -122,13 +197,15 @@ fn installed() -> Option<libc::sigaction> {
     known.then_some(now)
 }
 
-/// Returns whether two actions that the C library has returned are the same.
+/// Returns whether two actions are the same.
 fn is_same(one: &libc::sigaction, other: &libc::sigaction) -> bool {
     // The kernel knows 64 signals. The C library leaves any bytes behind them.
     // SAFETY: a set of signals begins with a word of 64 bits.
     let signals = |set: &libc::sigset_t| unsafe { core::ptr::from_ref(set).cast::<u64>().read() };
+    // The C library sets this flag itself.
+    const RESTORER: c_int = 0x0400_0000;
     one.sa_sigaction == other.sa_sigaction
-        && one.sa_flags == other.sa_flags
+        && (one.sa_flags ^ other.sa_flags) & !RESTORER == 0
         && signals(&one.sa_mask) == signals(&other.sa_mask)
 }
 
@@ -140,29 +217,79 @@ extern "C" fn handle<const NTH: usize>(
     let Some(replaced) = replaced_by(NTH) else {
         return;
     };
-    let ours = HANDLERS[NTH] as usize;
-    let now = sys::keep_errno(installed);
-    let by_kernel = now.is_none_or(|now| now.sa_sigaction == ours);
-    // Several threads may fault at once. The first one brings the action back for all.
-    let is_back = now.is_some_and(|now| is_same(&now, &replaced));
-    if by_kernel || is_back || replaced.sa_flags & libc::SA_SIGINFO != 0 {
+    let takes_information = replaced.sa_flags & libc::SA_SIGINFO != 0 && has_function(&replaced);
+    let is_once = replaced.sa_flags & libc::SA_RESETHAND != 0 && has_function(&replaced);
+    let was_in_doubt = sys::keep_errno(was_in_doubt);
+    // If the installed action is another one, a later handler of the program may be the caller.
+    let now = match was_in_doubt || is_once || !takes_information {
+        true => sys::keep_errno(installed),
+        false => None,
+    };
+    let is_installed = now.is_none_or(|now| now.sa_sigaction == HANDLERS[NTH] as usize);
+    let has_arguments = takes_information || is_installed;
+    if was_in_doubt && !is_installed {
+        if has_arguments {
+            // SAFETY: the caller passes the kernel's information.
+            sys::keep_errno(|| unsafe { send_again(signal, info) });
+        }
+        return;
+    }
+    if has_arguments {
         // SAFETY: the kernel passes valid pointers. So does a later handler of the program, which
         // takes this handler for the replaced one, for which it needs them.
         sys::keep_errno(|| unsafe { look(info, context) });
     }
-    if by_kernel || is_back {
-        sys::keep_errno(|| {
-            if by_kernel {
-                exchange(&replaced, ours);
+    // The function may leave by a jump. Nothing here needs to run after it.
+    match replaced.sa_sigaction {
+        libc::SIG_DFL | libc::SIG_IGN => sys::keep_errno(|| {
+            // SAFETY: the arguments are the kernel's, as found above.
+            let is_sent = has_arguments && unsafe { (*info).si_code } <= 0;
+            // The kernel does not ignore a fault: it ends the process.
+            if replaced.sa_sigaction == libc::SIG_IGN && (is_sent || !has_arguments) {
+                return;
             }
-            // SAFETY: the kernel passes valid information.
-            unsafe { send_again(signal, info) };
-        });
-    } else {
-        // The function may leave by a jump. Nothing here needs to run after it.
-        // SAFETY: the caller's arguments are those for the replaced action.
-        unsafe { call(&replaced, signal, info, context) };
+            if let Some(now) = now {
+                give_way(&replaced, &now);
+            }
+            if is_sent {
+                // SAFETY: the arguments are the kernel's, as found above.
+                unsafe { send_again(signal, info) };
+            }
+        }),
+        _ => {
+            if let Some(now) = now.filter(|_| is_once && is_installed) {
+                let mut default = replaced;
+                default.sa_sigaction = libc::SIG_DFL;
+                sys::keep_errno(|| give_way(&default, &now));
+            }
+            // SAFETY: the program installed this function, and the arguments are those that it
+            // takes.
+            unsafe { call(&replaced, signal, info, context) }
+        }
     }
+}
+
+/// Waits until no exchange is under way. Returns whether one was, and was in doubt.
+fn was_in_doubt() -> bool {
+    // Acquire pairs with the releases in `replace`.
+    let mut state = STATE.load(Acquire);
+    if state & CHANGING == 0 {
+        return false;
+    }
+    // The thread that made the exchange may have been killed, or interrupted by this handler.
+    for _ in 0..PATIENCE {
+        state = STATE.load(Acquire);
+        if state & CHANGING == 0 {
+            break;
+        }
+        sys::sleep_microseconds(BETWEEN_LOOKS);
+    }
+    state & DOUBT != 0
+}
+
+/// Forgets an exchange that another thread had under way, in the child of a fork.
+pub(super) fn in_child() {
+    STATE.store(0, Relaxed);
 }
 
 /// Returns the action that handler `nth` replaced.
@@ -205,35 +332,26 @@ unsafe fn send_again(signal: c_int, info: *mut libc::siginfo_t) {
     }
 }
 
-/// Does what `action` asks for, for a handler of the program that passes a signal on. If that is
-/// the kernel's default, installs it: a fault happens again, and ends the process. A signal that a
-/// process has sent does not come again, and cannot be told from a fault here.
+/// Calls the function of `action`.
 ///
 /// # Safety
 ///
-/// `info` and `context` are the kernel's, if the action's function takes them.
+/// The action has a function. `info` and `context` are the kernel's, if the function takes them.
 unsafe fn call(
     action: &libc::sigaction,
     signal: c_int,
     info: *mut libc::siginfo_t,
     context: *mut c_void,
 ) {
-    match action.sa_sigaction {
-        libc::SIG_IGN => {}
-        // SAFETY: the default action needs no code.
-        libc::SIG_DFL => unsafe {
-            libc::sigaction(libc::SIGSEGV, action, null_mut());
-        },
-        function if action.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: the program installed a function of this type.
-            let function = unsafe { core::mem::transmute::<usize, Handler>(function) };
-            function(signal, info, context);
-        }
-        function => {
-            // SAFETY: the program installed a function of this type.
-            let function = unsafe { core::mem::transmute::<usize, extern "C" fn(c_int)>(function) };
-            function(signal);
-        }
+    let function = action.sa_sigaction;
+    if action.sa_flags & libc::SA_SIGINFO != 0 {
+        // SAFETY: the program installed a function of this type.
+        let function = unsafe { core::mem::transmute::<usize, Handler>(function) };
+        function(signal, info, context);
+    } else {
+        // SAFETY: the program installed a function of this type.
+        let function = unsafe { core::mem::transmute::<usize, extern "C" fn(c_int)>(function) };
+        function(signal);
     }
 }
 

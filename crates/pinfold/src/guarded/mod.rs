@@ -307,4 +307,5 @@ unsafe fn close(nth: usize, block: usize, size: usize) {
 pub fn in_child() {
     ALLOCATING.store(false, Relaxed);
     report::in_child();
+    fault::in_child();
 }
