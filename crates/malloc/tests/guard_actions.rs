@@ -108,10 +108,8 @@ fn set(nth: usize) {
         _ => (with_number::<4> as *const () as usize, libc::SA_RESETHAND),
     };
     // SAFETY: the functions are handlers of these kinds.
-    assert_eq!(
-        unsafe { sigaction(libc::SIGSEGV, &raw const action, null_mut()) },
-        0
-    );
+    let result = unsafe { sigaction(libc::SIGSEGV, &raw const action, null_mut()) };
+    assert_eq!(result, 0);
 }
 
 /// Faults once, and returns the number of the handler that was called.
