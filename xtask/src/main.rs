@@ -2,6 +2,7 @@
 //! `policy-tests`.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod floors;
 mod install;
 mod prose;

@@ -1,5 +1,6 @@
 //! `cargo xtask tidy`: house rules that the compiler does not check.
 
+use crate::calls;
 use crate::floors::{Edge, FLOORS, Floors};
 use crate::prose;
 use anyhow::{Context, Result, bail};
@@ -37,6 +38,7 @@ pub fn main(args: Args) -> Result<()> {
         prose::check(file, &text, &mut faults);
         if file.extension().is_some_and(|extension| extension == "rs") {
             check(file, &text, &mut faults);
+            calls::check(file, &text, &mut faults);
         }
     }
     let enforced = || FLOORS.iter().filter(|floors| floors.enforced);

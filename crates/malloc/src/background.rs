@@ -180,10 +180,7 @@ pub fn library_loaded() {
             *SETTINGS.housekeeping.get() = topology::housekeeping_where_some_are_isolated();
         }
     }
-    // Uses `syscall` instead of the C library's `sched_getscheduler`. Few programs touch the page
-    // of that function, so calling it would cost a page fault.
-    // SAFETY: the call has no preconditions.
-    note_policy(unsafe { libc::syscall(libc::SYS_sched_getscheduler, 0) } as libc::c_int);
+    note_policy(shepherd::policy());
     // Release pairs with the acquire in `settings`: a thread that sees `are_read` also sees the
     // cells.
     SETTINGS.are_read.store(true, Release);
@@ -239,7 +236,7 @@ pub fn adjust() {
         let place = unsafe { &mut *THREAD.0.get() };
         // If a signal handler forked here, its child would go on in the middle of this change. So
         // signals are blocked.
-        let signals = Signals::block();
+        let signals = shepherd::Signals::block();
         // `pthread_create` and the end of a thread change errno, so errno is restored.
         match change {
             Change::Start => *place = heap::keep_errno(start),
@@ -259,33 +256,6 @@ pub fn adjust() {
             // number of threads has fallen.
             return;
         }
-    }
-}
-
-/// Blocks the calling thread's signals until this value is dropped, except the signals that a
-/// thread causes itself.
-struct Signals(libc::sigset_t);
-
-impl Signals {
-    fn block() -> Signals {
-        // SAFETY: zeroes are a valid set of signals, and both sets are writable.
-        unsafe {
-            let mut all: libc::sigset_t = core::mem::zeroed();
-            let mut before: libc::sigset_t = core::mem::zeroed();
-            libc::sigfillset(&raw mut all);
-            for signal in shepherd::SYNCHRONOUS {
-                libc::sigdelset(&raw mut all, signal);
-            }
-            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const all, &raw mut before);
-            Signals(before)
-        }
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        // SAFETY: the set is the one that `block` found.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, null_mut()) };
     }
 }
 

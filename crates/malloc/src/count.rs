@@ -5,6 +5,7 @@
 //! variable, counting costs a slow path one load.
 
 use crate::{changeable, profiled};
+use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::AtomicUsize;
@@ -17,7 +18,7 @@ use pinfold::segment::{
 };
 use pinfold::slab::{self, kmalloc};
 use pinfold::vmstat::VmEvents;
-use pinfold_rseq::possible;
+use pinfold_rseq::{kernel, possible};
 
 /// What the slow paths report here: the bits [`CALLS_COUNT`] and [`SAMPLED_COUNT`]. One word, so
 /// that both cost one load and one comparison.
@@ -181,8 +182,7 @@ pub(crate) fn start_in_child() {
     if !(name_file(&mut path) && map_file(&path, at, shared).is_some()) {
         // The critical sections write to the units in any case. The units still lie in the parent's
         // file, so other memory must replace them.
-        let file = memory_file();
-        if file < 0 || map_over(file, at, shared).is_none() {
+        if memory_file().is_none_or(|file| map_over(file, at, shared).is_none()) {
             pinfold::abort(format_args!(
                 "a child process cannot have statistics of its own; unset {DIRECTORY_VARIABLE}"
             ));
@@ -195,9 +195,7 @@ const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Returns the offset of the first unit in the file.
 fn units_at() -> usize {
-    // SAFETY: `sysconf` has no preconditions.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
-    Parts::here().end.next_multiple_of(page)
+    Parts::here().end.next_multiple_of(kernel::page_size())
 }
 
 fn file_size(shared: Shared) -> usize {
@@ -214,8 +212,7 @@ fn fill_in(at: *mut u8, shared: Shared) {
     segment.unit_bytes.store(shared.bytes as u32, Relaxed);
     let calls = pinfold::segment::place_of(&CALLS).unwrap_or(0);
     segment.calls.store(calls as u32, Relaxed);
-    // SAFETY: `getpid` has no preconditions.
-    segment.pid.store(unsafe { libc::getpid() } as u32, Relaxed);
+    segment.pid.store(kernel::process() as u32, Relaxed);
     // SAFETY: `at` is a mapping with a segment's parts, which stays mapped.
     unsafe { install(at.cast()) };
     slab::show_all();
@@ -237,8 +234,7 @@ fn name_file(path: &mut [u8; PATH]) -> bool {
     if directory.is_empty() {
         return false;
     }
-    // SAFETY: `getpid` has no preconditions.
-    let pid = unsafe { libc::getpid() } as u32;
+    let pid = kernel::process() as u32;
     let mut length = directory.len();
     path[..length].copy_from_slice(directory);
     path[length] = b'/';
@@ -269,57 +265,36 @@ fn map_file(path: &[u8; PATH], place: *mut u8, shared: Shared) -> Option<*mut u8
     let fd = (0..1000).find_map(|n| {
         let end = length + decimal(n, &mut path[length..]);
         path[end] = 0;
-        // SAFETY: the path ends with a NUL.
-        let fd = unsafe { libc::open(path.as_ptr().cast(), flags, 0o600) };
-        // SAFETY: errno is the calling thread's own.
-        let taken = fd < 0 && unsafe { *libc::__errno_location() } == libc::EEXIST;
-        (!taken).then_some(fd)
+        let opened = kernel::open(CStr::from_bytes_until_nul(&path).ok()?, flags, 0o600);
+        (opened != Err(libc::EEXIST)).then_some(opened)
     })?;
-    if fd < 0 {
-        return None;
-    }
-    let mapped = map_over(fd, place, shared);
+    let mapped = map_over(fd.ok()?, place, shared);
     if mapped.is_none() {
         // Other processes must not find a file without content.
-        // SAFETY: the path ends with a NUL.
-        unsafe { libc::unlink(path.as_ptr().cast()) };
+        let _ = kernel::unlink(CStr::from_bytes_until_nul(&path).ok()?);
     }
     mapped
 }
 
-/// Makes a file without a name. Returns its descriptor, or a negative number.
-fn memory_file() -> i32 {
-    // SAFETY: the name is a C string.
-    unsafe { libc::memfd_create(c"pinfold".as_ptr(), libc::MFD_CLOEXEC) }
+/// Makes a file without a name. Returns its descriptor.
+fn memory_file() -> Option<i32> {
+    kernel::memory_file(c"pinfold", libc::MFD_CLOEXEC).ok()
 }
 
 /// Gives the file its size, maps the head and the units, and closes the file. Returns where the
 /// head is.
 fn map_over(fd: i32, place: *mut u8, shared: Shared) -> Option<*mut u8> {
-    let size = file_size(shared);
     let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
-    // SAFETY: the caller has just opened the file. A fixed place is that of the old head, which has
-    // the same size.
-    let head = unsafe {
-        // Allocates the file's blocks now. A full file system is an error here, and would be a
-        // SIGBUS at a later count.
-        if libc::posix_fallocate(fd, 0, size as libc::off_t) != 0 {
-            libc::close(fd);
-            return None;
-        }
-        libc::mmap(
-            place.cast(),
-            units_at(),
-            READ_WRITE,
-            libc::MAP_SHARED | fixed,
-            fd,
-            0,
-        )
-    };
+    let flags = libc::MAP_SHARED | fixed;
+    // Allocates the file's blocks now. A full file system is an error here, and would be a SIGBUS
+    // at a later count.
+    let has_size = kernel::fill(fd, file_size(shared));
+    // SAFETY: a fixed place is that of the old head, which has the same size.
+    let map = |()| unsafe { kernel::map(place as usize, units_at(), READ_WRITE, flags, fd, 0) };
+    let head = has_size.and_then(map).ok();
     // SAFETY: no other thread counts, because this is the process's start, or a child with one
-    // thread. `posix_fallocate` gave the file its size, and a new file reads as zeroes.
-    let mapped = head != libc::MAP_FAILED && unsafe { share_units(fd, units_at(), shared) };
-    // SAFETY: the caller opened the file for this function, and does not use it afterwards.
-    unsafe { libc::close(fd) };
-    mapped.then_some(head.cast())
+    // thread. `fill` gave the file its size, and a new file reads as zeroes.
+    let head = head.filter(|_| unsafe { share_units(fd, units_at(), shared) });
+    let _ = kernel::close(fd);
+    head.map(|at| at as *mut u8)
 }

@@ -97,7 +97,7 @@ pub fn totals() -> Totals {
 /// # std::fs::remove_file(&path).unwrap();
 /// ```
 pub fn write(path: &CStr) -> bool {
-    profile::has_records() && dump::write(path)
+    profile::has_records() && dump::write(path).map_err(heap::set_errno).is_ok()
 }
 
 /// Starts the profile if the environment asks for it.
@@ -110,13 +110,15 @@ pub(crate) fn start_as_asked() {
 /// Writes the profile to the file that the environment names.
 pub(crate) fn write_as_asked() {
     if profile::has_records() {
-        heap::keep_errno(dump::write_as_asked);
+        dump::write_as_asked();
     }
 }
 
 mod dump {
-    use super::{FILE_VARIABLE, env, heap, profile};
+    use super::{FILE_VARIABLE, env, profile};
+    use crate::count::decimal;
     use core::ffi::CStr;
+    use pinfold_rseq::kernel::{self, Answer};
 
     /// Bytes for the path of the file.
     const PATH: usize = 1024;
@@ -126,136 +128,95 @@ mod dump {
         let Some(length) = env::read(FILE_VARIABLE, &mut path[..PATH - 16]).map(<[u8]>::len) else {
             return;
         };
-        // SAFETY: `getpid` has no preconditions.
-        let mut rest = unsafe { libc::getpid() } as u32;
-        let digits = rest.checked_ilog10().unwrap_or(0) as usize + 1;
         path[length] = b'.';
-        for place in path[length + 1..length + 1 + digits].iter_mut().rev() {
-            *place = b'0' + (rest % 10) as u8;
-            rest /= 10;
-        }
+        decimal(kernel::process() as u32, &mut path[length + 1..]);
         if let Ok(path) = CStr::from_bytes_until_nul(&path)
             && length > 0
         {
-            write(path);
+            let _ = write(path);
         }
     }
 
     /// Writes the profile to a new file beside `path`, and gives the file this name once it is
     /// whole. Another user who can write to the folder could have put a symbolic link, a FIFO or a
     /// file of their own there: this function writes to none of these, and waits for no reader.
-    pub(super) fn write(path: &CStr) -> bool {
+    pub(super) fn write(path: &CStr) -> Answer<()> {
         const SUFFIX: &[u8] = b".new\0";
         let mut beside = [0u8; PATH + SUFFIX.len()];
         let name = path.to_bytes();
         if name.len() > PATH {
-            heap::set_errno(libc::ENAMETOOLONG);
-            return false;
+            return Err(libc::ENAMETOOLONG);
         }
         beside[..name.len()].copy_from_slice(name);
         beside[name.len()..name.len() + SUFFIX.len()].copy_from_slice(SUFFIX);
-        let beside = beside.as_ptr().cast();
-        if !may_replace(path) {
-            return false;
-        }
+        let beside = CStr::from_bytes_until_nul(&beside).map_err(|_| libc::EINVAL)?;
+        may_replace(path)?;
         // Removes what a killed process has left. O_EXCL below refuses what cannot be removed.
-        // SAFETY: the name is a C string.
-        heap::keep_errno(|| unsafe { libc::unlink(beside) });
+        let _ = kernel::unlink(beside);
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
-        // SAFETY: the name is a C string.
-        let file = unsafe { libc::open(beside, flags | libc::O_NOFOLLOW, 0o600) };
-        if file < 0 {
-            return false;
-        }
-        // SAFETY: both names are C strings.
-        let done = fill(file) && unsafe { libc::rename(beside, path.as_ptr()) == 0 };
-        if !done {
-            // SAFETY: the name is a C string.
-            heap::keep_errno(|| unsafe { libc::unlink(beside) });
+        let file = kernel::open(beside, flags | libc::O_NOFOLLOW, 0o600)?;
+        let done = fill(file);
+        // Some file systems report only here that they have no space.
+        let done = kernel::close(file).and(done);
+        let done = done.and_then(|()| kernel::rename(beside, path));
+        if done.is_err() {
+            let _ = kernel::unlink(beside);
         }
         done
     }
 
-    /// Returns whether there is nothing at `path`, or a regular file of this user's. Otherwise sets
-    /// errno: ELOOP for a symbolic link, EINVAL for another file that is not regular, and EPERM
-    /// for a file of another user.
-    fn may_replace(path: &CStr) -> bool {
-        // SAFETY: a `stat` of zeroes is valid.
-        let mut found: libc::stat = unsafe { core::mem::zeroed() };
-        // SAFETY: the path is a C string, and `found` is writable.
-        if unsafe { libc::lstat(path.as_ptr(), &raw mut found) } != 0 {
-            // SAFETY: errno is the calling thread's own.
-            return unsafe { *libc::__errno_location() } == libc::ENOENT;
-        }
-        // SAFETY: `geteuid` has no preconditions.
-        let own = unsafe { libc::geteuid() };
-        let errno = match found.st_mode & libc::S_IFMT {
-            libc::S_IFREG if found.st_uid == own => return true,
-            libc::S_IFREG => libc::EPERM,
-            libc::S_IFLNK => libc::ELOOP,
-            _ => libc::EINVAL,
+    /// Succeeds if there is nothing at `path`, or a regular file of this user's. The error is ELOOP
+    /// for a symbolic link, EINVAL for another file that is not regular, and EPERM for a file of
+    /// another user.
+    fn may_replace(path: &CStr) -> Answer<()> {
+        let found = match kernel::status_of(path) {
+            Err(libc::ENOENT) => return Ok(()),
+            found => found?,
         };
-        heap::set_errno(errno);
-        false
+        match found.st_mode & libc::S_IFMT {
+            libc::S_IFREG if found.st_uid == kernel::effective_user()? => Ok(()),
+            libc::S_IFREG => Err(libc::EPERM),
+            libc::S_IFLNK => Err(libc::ELOOP),
+            _ => Err(libc::EINVAL),
+        }
     }
 
-    /// Writes the profile and the mappings to `file`, and closes it.
-    fn fill(file: i32) -> bool {
-        let is_written = profile::bytes().is_some_and(|(bytes, used)| {
-            // SAFETY: the bytes stay mapped.
-            unsafe { write_all(file, bytes) && write_used(file, used) }
-        });
-        let is_whole = is_written && copy_mappings(file);
-        // SAFETY: the caller has opened the file for this function.
-        unsafe { libc::close(file) == 0 && is_whole }
-    }
-
-    /// Writes how many records the file has: threads may have begun more since they were copied.
-    fn write_used(file: i32, used: u32) -> bool {
-        let at = core::mem::offset_of!(profile::Head, used) as libc::off_t;
-        let size = size_of::<u32>();
-        // SAFETY: the pointer is to a word of this size.
-        let done = unsafe { libc::pwrite(file, (&raw const used).cast(), size, at) };
-        done == size as isize
+    /// Writes the profile and the mappings to `file`.
+    fn fill(file: i32) -> Answer<()> {
+        let (bytes, used) = profile::bytes().ok_or(libc::ENODATA)?;
+        // SAFETY: the bytes stay mapped.
+        unsafe { write_all(file, bytes) }?;
+        // Threads may have begun more records since they were copied.
+        let at = core::mem::offset_of!(profile::Head, used);
+        kernel::write_at(file, &used.to_ne_bytes(), at)?;
+        copy_mappings(file)
     }
 
     /// Appends the process's mappings: the places of the program's code.
-    fn copy_mappings(file: i32) -> bool {
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        // SAFETY: the path is a C string.
-        let maps = unsafe { libc::open(c"/proc/self/maps".as_ptr(), flags) };
-        if maps < 0 {
-            return false;
-        }
+    fn copy_mappings(file: i32) -> Answer<()> {
+        let maps = kernel::open(c"/proc/self/maps", libc::O_RDONLY | libc::O_CLOEXEC, 0)?;
         let mut bytes = [0u8; 1024];
-        let is_whole = loop {
-            // SAFETY: the buffer has so many bytes.
-            let got = unsafe { libc::read(maps, bytes.as_mut_ptr().cast(), bytes.len()) };
-            match got {
-                0 => break true,
+        let done = loop {
+            let copied = match kernel::read(maps, &mut bytes) {
+                Ok(0) => break Ok(()),
                 // SAFETY: the bytes are in the buffer.
-                1.. if unsafe { write_all(file, &raw const bytes[..got as usize]) } => {}
-                _ => break false,
+                Ok(got) => unsafe { write_all(file, &raw const bytes[..got]) },
+                Err(error) => Err(error),
+            };
+            if copied.is_err() {
+                break copied;
             }
         };
-        // SAFETY: this function has opened the file.
-        unsafe { libc::close(maps) };
-        is_whole
+        let _ = kernel::close(maps);
+        done
     }
 
     /// Returns whether so many more bytes are beyond the limit on the size of files. A write beyond
     /// it would raise SIGXFSZ, which ends the program.
     fn is_beyond_limit(file: i32, bytes: usize) -> bool {
-        let mut limit = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: 0,
-        };
-        // SAFETY: `limit` is writable, and `lseek` only asks for the position.
-        let (known, at) = unsafe {
-            let known = libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut limit) == 0;
-            (known, libc::lseek(file, 0, libc::SEEK_CUR))
-        };
-        known && at >= 0 && (at as u64).saturating_add(bytes as u64) > limit.rlim_cur
+        let limit = kernel::limit(libc::RLIMIT_FSIZE);
+        let end = kernel::position(file).map(|at| at.saturating_add(bytes));
+        end.is_ok_and(|end| limit.is_some_and(|limit| end as u64 > limit))
     }
 
     /// Writes bytes that other threads may be writing to: only the system reads them.
@@ -263,21 +224,19 @@ mod dump {
     /// # Safety
     ///
     /// The bytes are mapped.
-    unsafe fn write_all(file: i32, bytes: *const [u8]) -> bool {
+    unsafe fn write_all(file: i32, bytes: *const [u8]) -> Answer<()> {
         if is_beyond_limit(file, bytes.len()) {
-            heap::set_errno(libc::EFBIG);
-            return false;
+            return Err(libc::EFBIG);
         }
         let (mut at, mut left) = (bytes.cast::<u8>(), bytes.len());
         while left > 0 {
+            let rest = core::ptr::slice_from_raw_parts(at, left);
             // SAFETY: the caller promises the bytes.
-            let done = unsafe { libc::write(file, at.cast(), left) };
-            if done <= 0 {
-                return false;
+            match unsafe { kernel::write_from(file, rest) }? {
+                0 => return Err(libc::EIO),
+                done => (at, left) = (at.wrapping_add(done), left - done),
             }
-            at = at.wrapping_add(done as usize);
-            left -= done as usize;
         }
-        true
+        Ok(())
     }
 }

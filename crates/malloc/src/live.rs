@@ -42,6 +42,7 @@ use pinfold::segment::{
 };
 use pinfold::{arena, shepherd, slab};
 use pinfold_rseq::env;
+use pinfold_rseq::kernel::{self, page_size as page};
 
 /// The environment variable that says whether a process shows its statistics: `on` or `off`.
 pub const VARIABLE: &str = "PINFOLD_SEGMENT";
@@ -83,8 +84,7 @@ pub(crate) fn start() {
     let Some(head) = lay_out(parts) else {
         return;
     };
-    // SAFETY: `getpid` has no preconditions.
-    PID.store(unsafe { libc::getpid() } as u32, Relaxed);
+    PID.store(kernel::process() as u32, Relaxed);
     HEAD.store(head, Relaxed);
     IS_SHARED.store(true, Relaxed);
     // SAFETY: `head` is a zeroed mapping of this size, which stays mapped.
@@ -103,7 +103,7 @@ fn lay_out(parts: Parts) -> Option<*mut u8> {
     let (mailbox, head) = (mark.wrapping_add(page()), mark.wrapping_add(2 * page()));
     let make = |name, size, place, mode, seals| {
         let file = File::make(name, size)?;
-        (file.map(place, size) == place).then(|| file.keep(mode, seals))
+        file.map(place, size).map(|_| file.keep(mode, seals))
     };
     let (size_of_mail, stays) = (
         size_of::<Mailbox>(),
@@ -123,22 +123,51 @@ fn lay_out(parts: Parts) -> Option<*mut u8> {
 /// Maps an empty file whose name is that of the mark to `size` bytes, without any access. The
 /// mailbox and the segment replace all but the first page.
 fn map_mark(size: usize) -> Option<*mut u8> {
-    let file = File(memory_file(segment::MARK_FILE, libc::MFD_CLOEXEC));
-    let (place, protection, flags) = (null_mut(), libc::PROT_NONE, libc::MAP_PRIVATE);
+    let file = File::anonymous(segment::MARK_FILE, libc::MFD_CLOEXEC)?;
     // SAFETY: the kernel chooses the place.
-    let at = unsafe { libc::mmap(place, size, protection, flags, file.0, 0) };
-    (at != libc::MAP_FAILED).then_some(at.cast())
+    unsafe {
+        map(
+            null_mut(),
+            size,
+            libc::PROT_NONE,
+            libc::MAP_PRIVATE,
+            Some(&file),
+        )
+    }
+}
+
+/// Maps a file, or memory without a file, anywhere or in the place of this module's mapping at
+/// `place`. Returns `None` if the system refuses.
+///
+/// # Safety
+///
+/// Nothing uses the memory at `place`.
+unsafe fn map(
+    place: *mut u8,
+    size: usize,
+    protection: libc::c_int,
+    flags: libc::c_int,
+    file: Option<&File>,
+) -> Option<*mut u8> {
+    let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
+    let (at, flags) = (place as usize, flags | fixed);
+    // SAFETY: the caller promises that nothing uses what the mapping replaces.
+    let at = unsafe {
+        kernel::map(
+            at,
+            size,
+            protection,
+            flags,
+            file.map_or(-1, |file| file.0),
+            0,
+        )
+    };
+    at.ok().map(|at| at as *mut u8)
 }
 
 /// Returns the start of the mailbox's page, for a segment that [`lay_out`] has made.
 fn mailbox_of(head: *mut u8) -> *mut u8 {
     head.wrapping_sub(page())
-}
-
-/// Returns the size of a page.
-fn page() -> usize {
-    // SAFETY: `sysconf` has no preconditions.
-    (unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) as usize
 }
 
 /// Writes the heads of the segment and of the mailbox, and has the shepherd sleep on the mailbox's
@@ -164,10 +193,7 @@ fn publish(head: *mut u8, parts: Parts) {
 /// name. Returns `None` if the system refuses, or if the process shows nothing.
 pub(crate) fn shared_memory(name: &CStr, size: usize) -> Option<*mut u8> {
     let file = may_show().then(|| File::make(name, size)).flatten()?;
-    let memory = file.map(null_mut(), size);
-    if memory.is_null() {
-        return None;
-    }
+    let memory = file.map(null_mut(), size)?;
     file.keep(SEGMENT_MODE, segment::SEALS);
     Some(memory)
 }
@@ -188,12 +214,20 @@ struct File(libc::c_int);
 
 impl Drop for File {
     fn drop(&mut self) {
-        // SAFETY: this value owns the descriptor.
-        unsafe { libc::close(self.0) };
+        let _ = kernel::close(self.0);
     }
 }
 
 impl File {
+    /// Makes an anonymous file. Returns `None` if the system refuses.
+    fn anonymous(name: &CStr, flags: libc::c_uint) -> Option<File> {
+        // Newer kernels want to be told that nobody executes the file. Older ones refuse the flag.
+        kernel::memory_file(name, flags | libc::MFD_NOEXEC_SEAL)
+            .or_else(|_| kernel::memory_file(name, flags))
+            .map(File)
+            .ok()
+    }
+
     /// Makes a file of `size` zero bytes, whose descriptor is out of the program's way. Returns
     /// `None` if the system refuses.
     fn make(name: &CStr, size: usize) -> Option<File> {
@@ -202,61 +236,46 @@ impl File {
         if limit(libc::RLIMIT_FSIZE) < size as libc::rlim_t {
             return None;
         }
-        let fd = memory_file(name, libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
-        let low = (fd >= 0).then_some(File(fd))?;
+        let low = File::anonymous(name, libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)?;
         // The program may rely on the lowest free numbers, so the low one is closed at once.
-        // SAFETY: the call uses no memory of this process.
-        let high = unsafe { libc::fcntl(low.0, libc::F_DUPFD_CLOEXEC, HIGH as libc::c_int) };
+        // SAFETY: this command takes a number.
+        let high = unsafe { kernel::control(low.0, libc::F_DUPFD_CLOEXEC, HIGH as libc::c_int) };
         drop(low);
-        let file = (high >= 0).then_some(File(high))?;
-        // SAFETY: `ftruncate` and `posix_fallocate` use no memory of this process.
-        let has_size = unsafe {
-            if segment::commits_strictly() {
-                // The kernel may refuse a page later, which would be a signal.
-                libc::posix_fallocate(file.0, 0, size as libc::off_t) == 0
-            } else {
-                libc::ftruncate(file.0, size as libc::off_t) == 0
-            }
+        let file = high.map(File).ok()?;
+        let has_size = if segment::commits_strictly() {
+            // The kernel may refuse a page later, which would be a signal.
+            kernel::fill(file.0, size)
+        } else {
+            kernel::set_size(file.0, size)
         };
-        has_size.then_some(file)
+        has_size.ok().map(|()| file)
     }
 
-    /// Maps the file, anywhere or in the place of this module's mapping at `place`. Returns null if
-    /// the system refuses.
-    fn map(&self, place: *mut u8, size: usize) -> *mut u8 {
-        let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
-        let (flags, fd) = (libc::MAP_SHARED | fixed, self.0);
+    /// Maps the file, anywhere or in the place of this module's mapping at `place`. Returns `None`
+    /// if the system refuses.
+    fn map(&self, place: *mut u8, size: usize) -> Option<*mut u8> {
         // SAFETY: `place` is null, or part of a mapping of this module that nothing uses.
-        let at = unsafe { libc::mmap(place.cast(), size, READ_WRITE, flags, fd, 0) };
-        if at == libc::MAP_FAILED {
-            return null_mut();
-        }
-        at.cast()
+        unsafe { map(place, size, READ_WRITE, libc::MAP_SHARED, Some(self)) }
     }
 
     /// Sets the file's mode and seals it. Replaces its descriptor by one that only names the file,
     /// or closes it where there is no /proc.
     fn keep(self, mode: libc::mode_t, seals: libc::c_int) {
-        // SAFETY: the calls use no memory of this process.
-        unsafe {
-            libc::fchmod(self.0, mode);
-            // Kernels before 5.1 do not know the seal against later writers.
-            if libc::fcntl(self.0, libc::F_ADD_SEALS, seals | libc::F_SEAL_SEAL) != 0 {
-                let known = seals & !segment::F_SEAL_FUTURE_WRITE;
-                libc::fcntl(self.0, libc::F_ADD_SEALS, known | libc::F_SEAL_SEAL);
-            }
-        }
+        let _ = kernel::set_mode(self.0, mode);
+        // Kernels before 5.1 do not know the seal against later writers.
+        let known = seals & !segment::F_SEAL_FUTURE_WRITE;
+        let _ = kernel::seal(self.0, seals | libc::F_SEAL_SEAL)
+            .or_else(|_| kernel::seal(self.0, known | libc::F_SEAL_SEAL));
         let mut path = *b"/proc/self/fd/0123456789\0";
         let end = PROC_FD + decimal(self.0 as u32, &mut path[PROC_FD..]);
         path[end] = 0;
-        // SAFETY: the path ends with a NUL.
-        let named = unsafe { libc::open(path.as_ptr().cast(), libc::O_PATH | libc::O_CLOEXEC) };
-        if named < 0 {
+        let named = CStr::from_bytes_until_nul(&path).ok();
+        let flags = libc::O_PATH | libc::O_CLOEXEC;
+        let Some(named) = named.and_then(|path| kernel::open(path, flags, 0).ok()) else {
             return;
-        }
+        };
         let named = File(named);
-        // SAFETY: the call uses no memory of this process, and this value owns the old descriptor.
-        if unsafe { libc::dup3(named.0, self.0, libc::O_CLOEXEC) } == self.0 {
+        if kernel::replace(self.0, named.0, libc::O_CLOEXEC).is_ok() {
             // The descriptor stays open until the process ends.
             core::mem::forget(self);
         }
@@ -269,43 +288,21 @@ const PROC_FD: usize = b"/proc/self/fd/".len();
 /// Unmaps a mapping of this module that nothing uses.
 fn unmap(at: *mut u8, size: usize) {
     // SAFETY: the caller made the mapping, and nothing uses it.
-    unsafe { libc::munmap(at.cast(), size) };
+    let _ = unsafe { kernel::unmap(at as usize, size) };
 }
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// Makes an anonymous file. Returns its descriptor, or a negative number.
-fn memory_file(name: &CStr, flags: libc::c_uint) -> libc::c_int {
-    // SAFETY: the name is a C string.
-    let make = |flags| unsafe { libc::memfd_create(name.as_ptr(), flags) };
-    // Newer kernels want to be told that nobody executes the file. Older ones refuse the flag.
-    match make(flags | libc::MFD_NOEXEC_SEAL) {
-        fd @ 0.. => fd,
-        _ => make(flags),
-    }
-}
-
 fn limit(resource: libc::__rlimit_resource_t) -> libc::rlim_t {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is writable.
-    unsafe { libc::getrlimit(resource, &raw mut limit) };
-    limit.rlim_cur
+    kernel::limit(resource).unwrap_or(0)
 }
 
 /// Maps private memory of `size` bytes, anywhere or in the place of the mapping at `place`. Returns
 /// null if the system refuses.
 fn map_private(place: *mut u8, size: usize) -> *mut u8 {
-    let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | fixed;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     // SAFETY: `place` is null, or the start of a mapping of this size whose content is copied.
-    let at = unsafe { libc::mmap(place.cast(), size, READ_WRITE, flags, -1, 0) };
-    if at == libc::MAP_FAILED {
-        return null_mut();
-    }
-    at.cast()
+    unsafe { map(place, size, READ_WRITE, flags, None) }.unwrap_or(null_mut())
 }
 
 /// Copies what is in use of a segment, word by word, because other threads may write to it. Leaves
@@ -366,11 +363,11 @@ pub(crate) fn in_child() {
 /// parent's segment, so that the parent's numbers are wrong from then on.
 fn replace(head: *mut u8, parts: Parts) -> bool {
     let mailbox = mailbox_of(head);
-    let private = heap::keep_errno(|| map_private(mailbox, page() + parts.end));
+    let private = map_private(mailbox, page() + parts.end);
     if private.is_null() {
         MAILBOX.store(null_mut(), Relaxed);
         shepherd::sleep_on(None);
-        heap::keep_errno(|| unmap(mailbox, page()));
+        unmap(mailbox, page());
         return false;
     }
     IS_SHARED.store(false, Relaxed);

@@ -41,14 +41,14 @@ fn parse_deepbind(value: &[u8]) -> Option<bool> {
     }
 }
 
-use crate::{background, count, heap, init, live};
+use crate::{background, count, init, live};
 use core::fmt::{self, Write};
 use core::str::from_utf8;
 use pinfold::arena::{HugePages, Limit};
 use pinfold::mempolicy::{self, Mempolicy};
 use pinfold::slab::{debug, parse_hardened};
 use pinfold::topology::parse_fake_nodes;
-use pinfold_rseq::{Backend, env};
+use pinfold_rseq::{Backend, env, kernel};
 
 /// An environment variable: what it does, and which values it takes.
 ///
@@ -308,10 +308,7 @@ fn line(name: &str, value: &[u8], wrong: &dyn fmt::Display) {
     let shown = shown.escape_ascii();
     let _ = write!(line, "pinfold: {name}={shown}{more} is ignored: {wrong}");
     line.bytes[line.length] = b'\n';
-    heap::keep_errno(|| {
-        // SAFETY: `length + 1` bytes of the line are initialised.
-        unsafe { libc::write(2, line.bytes.as_ptr().cast(), line.length + 1) };
-    });
+    let _ = kernel::write(2, &line.bytes[..=line.length]);
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The message of a process that ends because an invariant was violated.
 
-use pinfold_rseq::syscall;
+use pinfold_rseq::kernel;
 
 /// Writes a message and the name of this process to standard error. Allocates nothing.
 #[cold]
@@ -26,9 +26,7 @@ pub(crate) fn write(message: core::fmt::Arguments<'_>) {
         &mut text,
         format_args!("pinfold: {message}\n  {ThisProcess}\n"),
     );
-    let text = [2, text.bytes.as_ptr() as usize, text.length];
-    // SAFETY: the text is readable for its length.
-    let _ = unsafe { syscall(libc::SYS_write, text) };
+    let _ = kernel::write(2, &text.bytes[..text.length]);
 }
 
 /// Names this process for reports: its PID, and the program's name as it was started.
@@ -41,9 +39,7 @@ impl core::fmt::Display for ThisProcess {
         unsafe extern "C" {
             static program_invocation_short_name: *const core::ffi::c_char;
         }
-        // SAFETY: `getpid` has no preconditions.
-        let process = unsafe { libc::getpid() };
-        write!(f, "process {process}")?;
+        write!(f, "process {}", kernel::process())?;
         // SAFETY: the C library defines this pointer, and sets it when the program starts.
         let name = unsafe { program_invocation_short_name };
         if name.is_null() {

@@ -23,7 +23,7 @@ pub(crate) use limits::{
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
-use pinfold_rseq::syscall;
+use pinfold_rseq::{kernel, syscall};
 
 /// Runs `f` and restores `errno` afterwards.
 pub(crate) fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
@@ -43,8 +43,7 @@ pub(crate) fn page_size() -> usize {
     static SIZE: AtomicUsize = AtomicUsize::new(0);
     match SIZE.load(Relaxed) {
         0 => {
-            // SAFETY: getauxval only reads the auxiliary vector.
-            let size = unsafe { libc::getauxval(libc::AT_PAGESZ) } as usize;
+            let size = kernel::page_size();
             SIZE.store(size, Relaxed);
             size
         }
@@ -91,7 +90,7 @@ impl Once {
 fn map(size: usize, protection: libc::c_int, extra: libc::c_int) -> Option<NonNull<u8>> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | extra;
     // SAFETY: makes a new private mapping at an address that the kernel chooses.
-    let mapped = unsafe { mmap(0, size, protection, flags, -1, 0) };
+    let mapped = unsafe { kernel::map(0, size, protection, flags, -1, 0) };
     mapped.ok().and_then(|at| NonNull::new(at as *mut u8))
 }
 
@@ -118,7 +117,7 @@ pub(crate) unsafe fn map_at(at: *mut u8, size: usize) -> Mapped {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
     // SAFETY: `MAP_FIXED_NOREPLACE` replaces no mapping, and the caller promises that no other code
     // uses the addresses.
-    match unsafe { mmap(at as usize, size, protection, flags, -1, 0) } {
+    match unsafe { kernel::map(at as usize, size, protection, flags, -1, 0) } {
         Ok(mapped) if mapped == at as usize => Mapped::Done,
         Ok(mapped) => {
             // Linux before 4.17 does not know `MAP_FIXED_NOREPLACE`, and has chosen another
@@ -198,12 +197,9 @@ pub(crate) fn map_aligned(size: usize, align: usize) -> Option<NonNull<u8>> {
 pub(crate) unsafe fn map_file_over(at: *mut u8, size: usize, fd: i32, offset: usize) -> bool {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_SHARED | libc::MAP_FIXED;
-    let Ok(offset) = libc::off_t::try_from(offset) else {
-        return false;
-    };
     // SAFETY: the caller promises whole pages of this library whose content is not needed, so
     // replacing them loses nothing.
-    unsafe { mmap(at as usize, size, protection, flags, fd, offset) }.is_ok()
+    unsafe { kernel::map(at as usize, size, protection, flags, fd, offset) }.is_ok()
 }
 
 /// Gives pages and their addresses back to the system.
@@ -231,7 +227,7 @@ pub(crate) unsafe fn unmap(at: *mut u8, size: usize) {
 /// `[at, at + size)` are whole pages of a mapping that is not used any more. `size` is not 0.
 pub(crate) unsafe fn try_unmap(at: *mut u8, size: usize) -> bool {
     // SAFETY: the caller promises unused whole pages.
-    unsafe { syscall(libc::SYS_munmap, [at as usize, size]) }.is_ok()
+    unsafe { kernel::unmap(at as usize, size) }.is_ok()
 }
 
 /// Moves pages to other addresses, and replaces the pages there. Nothing is mapped at the old
@@ -293,25 +289,6 @@ unsafe fn protect(at: *mut u8, size: usize, protection: libc::c_int) -> bool {
 unsafe fn advise(at: *mut u8, size: usize, advice: libc::c_int) -> bool {
     // SAFETY: the caller promises pages of this library, and that no code needs what is dropped.
     unsafe { syscall(libc::SYS_madvise, [at as usize, size, advice as usize]) }.is_ok()
-}
-
-/// Maps pages. Returns their address.
-///
-/// # Safety
-///
-/// No code needs what the new mapping replaces.
-unsafe fn mmap(
-    at: usize,
-    size: usize,
-    protection: libc::c_int,
-    flags: libc::c_int,
-    fd: i32,
-    offset: libc::off_t,
-) -> Result<usize, libc::c_int> {
-    let (protection, flags) = (protection as usize, flags as usize);
-    let arguments = [at, size, protection, flags, fd as usize, offset as usize];
-    // SAFETY: the caller promises that no code needs what the mapping replaces.
-    unsafe { syscall(libc::SYS_mmap, arguments) }
 }
 
 /// Returns a number that cannot be guessed. Soon after boot the kernel may have no random numbers.

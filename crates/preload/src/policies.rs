@@ -12,6 +12,7 @@ use crate::next::Next;
 use core::ffi::{c_int, c_long, c_ulong};
 use pinfold_malloc::background;
 use pinfold_malloc::c::kernel_policy::pinfold_mempolicy_thread_changed;
+use pinfold_rseq::syscall;
 
 /// Calls the C library's `pthread_setschedparam`, and notes the policy.
 ///
@@ -51,9 +52,9 @@ pub unsafe extern "C" fn sched_setscheduler(
     policy: c_int,
     parameters: *const libc::sched_param,
 ) -> c_int {
+    let arguments = [process as usize, policy as usize, parameters as usize];
     // SAFETY: the caller promises that `parameters` is readable, which is all the call requires.
-    let answer =
-        unsafe { libc::syscall(libc::SYS_sched_setscheduler, process, policy, parameters) };
+    let answer = answer(unsafe { syscall(libc::SYS_sched_setscheduler, arguments) });
     if answer == 0 {
         // Also notes the policy if `process` is another process. To tell whether `process` is a
         // thread of this process would take another system call.
@@ -74,10 +75,23 @@ pub unsafe extern "C" fn set_mempolicy(
     nodes: *const c_ulong,
     maxnode: c_ulong,
 ) -> c_long {
+    let arguments = [mode as usize, nodes as usize, maxnode as usize];
     // SAFETY: the caller promises that the nodes are readable, which is all the call requires.
-    let answer = unsafe { libc::syscall(libc::SYS_set_mempolicy, mode, nodes, maxnode) };
+    let answer = answer(unsafe { syscall(libc::SYS_set_mempolicy, arguments) });
     if answer == 0 {
         pinfold_mempolicy_thread_changed();
     }
     answer
+}
+
+/// Returns the kernel's answer as the C library does: −1 with errno after an error.
+fn answer(answer: Result<usize, c_int>) -> c_long {
+    match answer {
+        Ok(answer) => answer as c_long,
+        Err(error) => {
+            // SAFETY: errno is the calling thread's own.
+            unsafe { *libc::__errno_location() = error };
+            -1
+        }
+    }
 }

@@ -14,8 +14,8 @@
 use crate::arch;
 use crate::stack::STACK_ALIGN;
 use crate::state::STATE;
-use crate::syscall;
 use crate::units::Units;
+use crate::{kernel, syscall};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -97,9 +97,8 @@ pub(crate) unsafe fn lock_unit(unit: *mut u8) {
     // SAFETY: the caller promises an installed unit.
     let lock = unsafe { lock_word(unit) };
     while take(lock).is_err() {
-        // SAFETY: `sched_yield` has no preconditions. It lets the holder run if the holder was
-        // preempted here.
-        let _ = unsafe { syscall(libc::SYS_sched_yield, []) };
+        // The holder may have been preempted on this CPU.
+        kernel::yield_now();
     }
 }
 
@@ -120,16 +119,17 @@ pub(crate) unsafe fn try_lock_unit(unit: *mut u8) -> bool {
     // SAFETY: the caller promises an installed unit.
     let lock = unsafe { lock_word(unit) };
     for turn in 0..YIELDS + NAPS {
-        let _ = match take(lock) {
+        match take(lock) {
             Ok(()) => return true,
             Err(holder) if holder == token() => return false,
             // The holder may be preempted, on this CPU or on another, so this thread yields and
             // later sleeps.
-            // SAFETY: `sched_yield` has no preconditions.
-            Err(_) if turn < YIELDS => unsafe { syscall(libc::SYS_sched_yield, []) },
+            Err(_) if turn < YIELDS => kernel::yield_now(),
             // SAFETY: `nap` is a valid time on this thread's stack.
-            Err(_) => unsafe { syscall(libc::SYS_nanosleep, [(&raw const nap) as usize, 0]) },
-        };
+            Err(_) => unsafe {
+                let _ = syscall(libc::SYS_nanosleep, [(&raw const nap) as usize, 0]);
+            },
+        }
     }
     false
 }

@@ -4,7 +4,7 @@
     reason = "reads the C library's environ and the process's initial environment"
 )]
 
-use crate::syscall;
+use crate::kernel;
 use core::ffi::{CStr, c_char};
 
 unsafe extern "C" {
@@ -118,17 +118,12 @@ unsafe fn value_of<'a>(name: &str, entry: *const c_char) -> Option<&'a [u8]> {
 /// Looks for `name` in `/proc/self/environ`, chunk by chunk, and collects the value in `buffer`.
 /// Returns what [`find`] returns.
 fn find_initial(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
-    let path = c"/proc/self/environ".as_ptr() as usize;
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
-    // SAFETY: the path is a NUL-terminated literal.
-    let opened = unsafe { syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags]) };
-    let fd = opened.ok()?;
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let file = kernel::open(c"/proc/self/environ", flags, 0).ok()?;
     let mut matcher = Matcher::new(name);
     let mut chunk = [0u8; 256];
     let found = 'found: loop {
-        let room = [fd, chunk.as_mut_ptr() as usize, chunk.len()];
-        // SAFETY: `chunk` is writable for its whole length.
-        let Ok(got @ 1..) = (unsafe { syscall(libc::SYS_read, room) }) else {
+        let Ok(got @ 1..) = kernel::read(file, &mut chunk) else {
             break None;
         };
         for &byte in &chunk[..got] {
@@ -137,8 +132,7 @@ fn find_initial(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
             }
         }
     };
-    // SAFETY: this function opened `fd` and has not passed it on.
-    let _ = unsafe { syscall(libc::SYS_close, [fd]) };
+    let _ = kernel::close(file);
     found
 }
 

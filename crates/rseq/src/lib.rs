@@ -72,6 +72,8 @@ mod counted;
 pub mod env;
 mod fence;
 #[doc(hidden)]
+pub mod kernel;
+#[doc(hidden)]
 pub mod near;
 mod selftest;
 pub mod stack;

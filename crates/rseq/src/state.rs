@@ -5,7 +5,7 @@
 )]
 
 use crate::selftest::{Block, sections_work};
-use crate::{MAX_INDEX, abi, arch, env, syscall};
+use crate::{MAX_INDEX, abi, arch, env, kernel};
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize};
@@ -338,18 +338,13 @@ pub fn possible() -> usize {
 #[cold]
 #[inline(never)]
 fn read_possible() -> Option<usize> {
-    let path = c"/sys/devices/system/cpu/possible".as_ptr() as usize;
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
-    // SAFETY: the path is a NUL-terminated literal.
-    let opened = unsafe { syscall(libc::SYS_openat, [libc::AT_FDCWD as usize, path, flags]) };
-    let fd = opened.ok()?;
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    let file = kernel::open(c"/sys/devices/system/cpu/possible", flags, 0).ok()?;
     let mut last = LastNumber::default();
     let mut piece = [0u8; 64];
     let is_whole = loop {
-        let room = [fd, piece.as_mut_ptr() as usize, piece.len()];
-        // SAFETY: `piece` is writable for its whole length.
-        let got = unsafe { syscall(libc::SYS_read, room) };
-        let Some(read) = got.ok().and_then(|got| piece.get(..got)) else {
+        let got = kernel::read(file, &mut piece).ok();
+        let Some(read) = got.and_then(|got| piece.get(..got)) else {
             break false;
         };
         read.iter().for_each(|&byte| last.feed(byte));
@@ -358,8 +353,7 @@ fn read_possible() -> Option<usize> {
             break true;
         }
     };
-    // SAFETY: this function opened `fd` and has not passed it on.
-    let _ = unsafe { syscall(libc::SYS_close, [fd]) };
+    let _ = kernel::close(file);
     is_whole.then(|| last.get())?.map(|last| last + 1)
 }
 

@@ -8,6 +8,7 @@ use crate::{heap, init, realloc};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use pinfold::{arena, slab};
+use pinfold_rseq::kernel::page_size as os_page;
 
 /// Allocates a block of `size` bytes, aligned to 16 (`malloc`). Also returns a block for a size of
 /// 0.
@@ -161,11 +162,6 @@ pub unsafe extern "C" fn pinfold_posix_memalign(
     // SAFETY: the caller promises that `to` is writable.
     unsafe { *to = block.cast() };
     0
-}
-
-fn os_page() -> usize {
-    // SAFETY: `sysconf` has no preconditions.
-    unsafe { libc::sysconf(libc::_SC_PAGESIZE) as usize }
 }
 
 /// Allocates a block at a multiple of the system's page size (`valloc`).

@@ -4,12 +4,13 @@
 use super::support::boxed;
 use super::text::{Text, c_name};
 use crate::{heap, init};
-use core::ffi::{c_char, c_int, c_void};
+use core::ffi::{CStr, c_char, c_int, c_void};
 use core::fmt::{self, Write};
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Release};
 use pinfold::slab::debug::{self, Kind, Report, Verdict};
+use pinfold_rseq::kernel;
 
 /// Bytes for a report's text. Two backtraces with files and lines take about four thousand bytes.
 const MAX_TEXT: usize = 16 << 10;
@@ -120,8 +121,9 @@ fn decide(report: &Report<'_>) -> Verdict {
     // stored. The value is never freed.
     let Some(registered) = (unsafe { REGISTERED.load(Acquire).as_ref() }) else {
         tell_report(report, |told| {
-            // SAFETY: `tell` ends the text with a NUL. Text that cannot be written is lost.
-            unsafe { libc::write(2, told.text.cast(), libc::strlen(told.text)) };
+            // Text that cannot be written is lost.
+            // SAFETY: `tell` ends the text with a NUL.
+            let _ = kernel::write(2, unsafe { CStr::from_ptr(told.text) }.to_bytes());
         });
         return Verdict::Abort;
     };

@@ -35,10 +35,11 @@ use super::shards::Moved;
 use crate::sys;
 use crate::topology::bits;
 use core::fmt;
-use core::ptr::{NonNull, null_mut};
+use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold_rseq::MAX_INDEX;
+use pinfold_rseq::kernel::{self, Answer};
 
 /// The first word of the file: a name, and the version of the layout in the last byte.
 const MAGIC: u64 = u64::from_le_bytes(*b"pinfcnt\x01");
@@ -178,47 +179,26 @@ fn lane_bytes(count: usize) -> usize {
     (count * PAIR).next_multiple_of(PAGE)
 }
 
-fn errno() -> SharedError {
-    // SAFETY: the C library returns the address of the calling thread's errno.
-    let errno = unsafe { *libc::__errno_location() };
-    SharedError::File { errno }
-}
-
 /// Makes the file at least `wanted` bytes large. Never makes it smaller, because another process
-/// may have mapped it meanwhile. Returns false with errno if it cannot.
-fn grow(fd: i32, wanted: usize) -> bool {
+/// may have mapped it meanwhile.
+fn grow(fd: i32, wanted: usize) -> Answer<()> {
     // Allocates the last byte alone. That changes no data, and only the size of a smaller file.
-    // SAFETY: both calls take integers and access no memory of the process.
-    let grown = unsafe { libc::fallocate(fd, 0, wanted as libc::off_t - 1, 1) } == 0;
-    // Some file systems do not have the call.
-    let missing = matches!(
-        errno(),
-        SharedError::File {
-            errno: libc::EOPNOTSUPP | libc::ENOSYS
-        }
-    );
-    // SAFETY: the call takes integers and accesses no memory of the process.
-    grown || missing && unsafe { libc::ftruncate(fd, wanted as libc::off_t) } == 0
+    match kernel::allocate(fd, wanted - 1, 1) {
+        // Some file systems do not have the call.
+        Err(libc::EOPNOTSUPP | libc::ENOSYS) => kernel::set_size(fd, wanted),
+        grown => grown,
+    }
 }
 
 /// Returns the size of the file. An empty file first gets the size `wanted`.
-fn size_of_file(fd: i32, wanted: usize) -> Result<u64, SharedError> {
-    let size = || {
-        // SAFETY: `stat` consists of integers, so zeroes are valid.
-        let mut stat = unsafe { core::mem::zeroed::<libc::stat>() };
-        // SAFETY: `stat` is writable, and the kernel writes one `stat`.
-        match unsafe { libc::fstat(fd, &raw mut stat) } {
-            0 => Ok(stat.st_size as u64),
-            _ => Err(errno()),
-        }
-    };
-    if size()? == 0 {
-        let grown = grow(fd, wanted);
-        let error = errno();
+fn size_of_file(fd: i32, wanted: usize) -> Answer<u64> {
+    let size = || kernel::status(fd).map(|status| status.st_size as u64);
+    if size()? == 0
+        && let Err(error) = grow(fd, wanted)
         // Another process may have sized and sealed the file meanwhile.
-        if !grown && size()? == 0 {
-            return Err(error);
-        }
+        && size()? == 0
+    {
+        return Err(error);
     }
     size()
 }
@@ -226,11 +206,11 @@ fn size_of_file(fd: i32, wanted: usize) -> Result<u64, SharedError> {
 fn map(fd: i32, bytes: usize) -> Result<NonNull<u8>, SharedError> {
     let protection = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: maps the file at an address that the kernel chooses, so no existing memory changes.
-    let at = unsafe { libc::mmap(null_mut(), bytes, protection, libc::MAP_SHARED, fd, 0) };
-    match NonNull::new(at.cast()) {
-        Some(at) if at.as_ptr() != libc::MAP_FAILED.cast() => Ok(at),
-        _ => Err(errno()),
-    }
+    let at = unsafe { kernel::map(0, bytes, protection, libc::MAP_SHARED, fd, 0) };
+    let at = at.map_err(|errno| SharedError::File { errno })?;
+    NonNull::new(at as *mut u8).ok_or(SharedError::File {
+        errno: libc::ENOMEM,
+    })
 }
 
 impl SharedCounters {
@@ -247,12 +227,13 @@ impl SharedCounters {
         if count == 0 || count > MOST {
             return Err(SharedError::Count { count });
         }
-        sys::keep_errno(|| Self::open(fd, count))
+        Self::open(fd, count)
     }
 
     fn open(fd: i32, count: usize) -> Result<SharedCounters, SharedError> {
         let lanes = pinfold_rseq::possible();
-        let bytes = size_of_file(fd, needed(count, lanes))?;
+        let bytes =
+            size_of_file(fd, needed(count, lanes)).map_err(|errno| SharedError::File { errno })?;
         let too_small = |lanes| {
             let needed = needed(count, lanes) as u64;
             (bytes < needed).then_some(SharedError::TooSmall { bytes, needed })
@@ -271,8 +252,7 @@ impl SharedCounters {
             return Err(error);
         }
         // A file that cannot be sealed works too, as long as no process truncates it.
-        // SAFETY: the call takes integers and accesses no memory of the process.
-        unsafe { libc::fcntl(fd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) };
+        let _ = kernel::seal(fd, libc::F_SEAL_SHRINK);
         let at = map(fd, needed(count, lanes))?;
         Ok(SharedCounters { at, count, lanes })
     }

@@ -130,8 +130,7 @@ pub(super) fn pause(looks: &mut u32) {
     if *looks < SPINS {
         core::hint::spin_loop();
     } else if *looks < YIELDS {
-        // SAFETY: `sched_yield` takes no arguments and touches no memory of the process.
-        unsafe { libc::sched_yield() };
+        pinfold_rseq::kernel::yield_now();
     } else {
         // A real-time thread that only yields would never let the holder run.
         crate::sys::sleep_microseconds(50);

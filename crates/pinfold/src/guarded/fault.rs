@@ -42,6 +42,7 @@ use core::mem::MaybeUninit;
 use core::ptr::null;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicUsize};
+use pinfold_rseq::{kernel, syscall};
 
 type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
@@ -323,11 +324,12 @@ unsafe fn look(info: *mut libc::siginfo_t, context: *mut c_void) {
 ///
 /// The kernel passed `info`.
 unsafe fn send_again(signal: c_int, info: *mut libc::siginfo_t) {
-    // SAFETY: the caller promises valid information, and the calls have no other preconditions.
+    let (process, thread) = (kernel::process() as usize, kernel::thread() as usize);
+    let arguments = [process, thread, signal as usize, info as usize];
+    // SAFETY: the caller promises valid information.
     unsafe {
         if (*info).si_code <= 0 {
-            let (process, thread) = (libc::getpid(), libc::gettid());
-            libc::syscall(libc::SYS_rt_tgsigqueueinfo, process, thread, signal, info);
+            let _ = syscall(libc::SYS_rt_tgsigqueueinfo, arguments);
         }
     }
 }

@@ -8,6 +8,7 @@ use crate::sys;
 use core::fmt::{self, Display, Write};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicUsize};
+use pinfold_rseq::syscall;
 
 /// Bytes of the stack on which reports are written: the program may have little left of its own,
 /// and a signal handler has little. The names of callers take the most.
@@ -183,16 +184,9 @@ fn write_now(nth: usize, what: What, address: usize, from: Option<usize>) {
 /// the process when signals wait no more, and hide the signal of the fault.
 fn discard_pipe_signal() {
     let (set, at_once) = (1u64 << (libc::SIGPIPE - 1), [0i64; 2]);
+    let (set, at_once) = ((&raw const set) as usize, (&raw const at_once) as usize);
     // SAFETY: the set has 64 signals, which are 8 bytes. The time is a `timespec` of the kernel's.
-    unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigtimedwait,
-            &raw const set,
-            core::ptr::null_mut::<libc::siginfo_t>(),
-            &raw const at_once,
-            size_of::<u64>(),
-        )
-    };
+    let _ = unsafe { syscall(libc::SYS_rt_sigtimedwait, [set, 0, at_once, 8]) };
 }
 
 /// Makes the stack. Returns false if the system has no memory.

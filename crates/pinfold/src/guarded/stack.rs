@@ -56,8 +56,7 @@ impl Stack {
             place.store(frame, Relaxed);
         }
         self.milliseconds.store(sys::coarse_milliseconds(), Relaxed);
-        // SAFETY: `gettid` has no preconditions.
-        let thread = unsafe { libc::gettid() };
+        let thread = pinfold_rseq::kernel::thread();
         // Release pairs with the acquire in `write`: a reader that sees the thread also
         // sees the frames.
         self.thread.store(thread, Release);

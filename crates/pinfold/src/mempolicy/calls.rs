@@ -10,10 +10,11 @@
 use super::abi;
 use super::noted::thread_changed;
 use super::{Call, Flags, Mempolicy, Mode, PolicyError};
-use crate::sys::keep_errno;
 use crate::topology::{MAX_NODES, NodeId, NodeSet};
 use core::ffi::{c_int, c_long};
-use core::ptr::{null, null_mut};
+use core::ptr::null_mut;
+use pinfold_rseq::kernel::Answer;
+use pinfold_rseq::syscall;
 
 /// Which existing pages move, if they lie on other nodes than a new policy says.
 ///
@@ -41,17 +42,9 @@ pub enum Move {
 /// `maxnode` for a full set: the kernel subtracts 1 from `maxnode` to get the number of bits.
 const BITS: usize = MAX_NODES + 1;
 
-/// Calls `make`, and returns the kernel's answer. Leaves `errno` unchanged.
-pub(super) fn ask(call: Call, make: impl FnOnce() -> c_long) -> Result<c_long, PolicyError> {
-    keep_errno(|| {
-        let answer = make();
-        if answer >= 0 {
-            return Ok(answer);
-        }
-        // SAFETY: `__errno_location` returns a valid pointer to the calling thread's own `errno`.
-        let errno = unsafe { *libc::__errno_location() };
-        Err(PolicyError::Refused { call, errno })
-    })
+/// Returns the kernel's answer to `call`.
+pub(super) fn ask(call: Call, answer: Answer<usize>) -> Result<usize, PolicyError> {
+    answer.map_err(|errno| PolicyError::Refused { call, errno })
 }
 
 /// Turns the kernel's `EPERM` into [`PolicyError::NeedsRights`], and leaves a filter's `EPERM`.
@@ -61,7 +54,7 @@ pub(super) fn ask(call: Call, make: impl FnOnce() -> c_long) -> Result<c_long, P
 pub(super) fn rights(
     error: PolicyError,
     call: Call,
-    nothing: impl FnOnce() -> Result<c_long, PolicyError>,
+    nothing: impl FnOnce() -> Result<usize, PolicyError>,
 ) -> PolicyError {
     if error.errno() != Some(libc::EPERM) {
         return error;
@@ -73,10 +66,10 @@ pub(super) fn rights(
 }
 
 /// Calls `mbind` for an empty range.
-fn bind_nothing() -> Result<c_long, PolicyError> {
+fn bind_nothing() -> Result<usize, PolicyError> {
     // SAFETY: the node mask is null, and the range is empty.
-    ask(Call::Mbind, || unsafe {
-        libc::syscall(abi::MBIND, 0, 0, 0, null::<u64>(), 0, 0)
+    ask(Call::Mbind, unsafe {
+        syscall(abi::MBIND, [0, 0, 0, 0, 0, 0])
     })
 }
 
@@ -103,8 +96,8 @@ pub fn available() -> Result<(), PolicyError> {
     // The kernel has no mode 0xff, so the call changes nothing. `EINVAL` shows that the call
     // reached the kernel.
     // SAFETY: the node mask is null.
-    let answer = ask(Call::SetMempolicy, || unsafe {
-        libc::syscall(abi::SET_MEMPOLICY, 0xff, null::<u64>(), 0)
+    let answer = ask(Call::SetMempolicy, unsafe {
+        syscall(abi::SET_MEMPOLICY, [0xff, 0, 0])
     });
     match answer {
         Err(error) if error.errno() != Some(libc::EINVAL) => Err(error),
@@ -154,8 +147,11 @@ pub(super) fn set_unnoted(policy: &Mempolicy) -> Result<(), PolicyError> {
     }
     let (mode, mask) = arguments(policy)?;
     // SAFETY: the mask is `MAX_NODES` bits long, which is what the kernel reads for `BITS`.
-    let answer = ask(Call::SetMempolicy, || unsafe {
-        libc::syscall(abi::SET_MEMPOLICY, mode, mask.words.as_ptr(), BITS)
+    let answer = ask(Call::SetMempolicy, unsafe {
+        syscall(
+            abi::SET_MEMPOLICY,
+            [mode as usize, mask.words.as_ptr() as usize, BITS],
+        )
     });
     answer.map(drop).map_err(|error| explained(error, policy))
 }
@@ -313,15 +309,17 @@ pub fn apply(
     let flags = strict | moving.bits();
     // SAFETY: the mask is `MAX_NODES` bits long, which is what the kernel reads for `BITS`.
     // `mbind` keeps the content of the range, mapped or not.
-    let answer = ask(Call::Mbind, || unsafe {
-        libc::syscall(
+    let answer = ask(Call::Mbind, unsafe {
+        syscall(
             abi::MBIND,
-            at.addr(),
-            len,
-            mode,
-            mask.words.as_ptr(),
-            BITS,
-            flags,
+            [
+                at.addr(),
+                len,
+                mode as usize,
+                mask.words.as_ptr() as usize,
+                BITS,
+                flags as usize,
+            ],
         )
     });
     answer.map_err(|error| match moving {
@@ -362,8 +360,8 @@ pub fn apply(
 pub fn set_home_node(at: *const u8, len: usize, node: NodeId) -> Result<(), PolicyError> {
     // SAFETY: the call gets no pointer that the kernel writes to, and keeps the content of the
     // range.
-    let answer = ask(Call::SetHomeNode, || unsafe {
-        libc::syscall(abi::SET_MEMPOLICY_HOME_NODE, at.addr(), len, node.0, 0)
+    let answer = ask(Call::SetHomeNode, unsafe {
+        syscall(abi::SET_MEMPOLICY_HOME_NODE, [at.addr(), len, node.0, 0])
     });
     answer.map(drop)
 }
@@ -429,8 +427,11 @@ fn get(at: usize, flags: c_long) -> Result<(u32, NodeSet), PolicyError> {
     };
     // SAFETY: `number` and the mask outlive the call and are writable, or are null. The mask is
     // `MAX_NODES` bits long, which is what the kernel writes for `BITS`.
-    ask(Call::GetMempolicy, || unsafe {
-        libc::syscall(abi::GET_MEMPOLICY, place, mask, BITS, at, flags)
+    ask(Call::GetMempolicy, unsafe {
+        syscall(
+            abi::GET_MEMPOLICY,
+            [place as usize, mask as usize, BITS, at, flags as usize],
+        )
     })?;
     Ok((number as u32, nodes))
 }

@@ -4,8 +4,7 @@ use super::abi;
 use super::calls::{ask, rights};
 use super::{Call, Move, PolicyError};
 use crate::topology::{NodeId, NodeSet};
-use core::ffi::c_long;
-use core::ptr::null;
+use pinfold_rseq::syscall;
 
 /// The kernel's answer for a page: its node, or an error.
 ///
@@ -82,15 +81,17 @@ pub fn nodes_of_pages(pages: &[*const u8], nodes: &mut [PageNode]) -> Result<(),
     nodes.fill(PageNode::UNKNOWN);
     // SAFETY: both slices have `pages.len()` elements, which was checked above. The kernel writes
     // an `int` for each page to `nodes`, and `PageNode` is a transparent `i32`.
-    let answer = ask(Call::MovePages, || unsafe {
-        libc::syscall(
+    let answer = ask(Call::MovePages, unsafe {
+        syscall(
             abi::MOVE_PAGES,
-            0,
-            pages.len(),
-            pages.as_ptr(),
-            null::<i32>(),
-            nodes.as_mut_ptr(),
-            0,
+            [
+                0,
+                pages.len(),
+                pages.as_ptr() as usize,
+                0,
+                nodes.as_mut_ptr() as usize,
+                0,
+            ],
         )
     });
     answer.map(drop)
@@ -148,19 +149,21 @@ pub fn move_pages(
         // SAFETY: `pages` and `nodes` have `pages.len()` elements, because their whole slices have
         // equal lengths and are cut alike. `wanted` has `AT_ONCE`, which is at least as many. The
         // kernel writes an `int` for each page to `nodes`, and `PageNode` is a transparent `i32`.
-        let answer = ask(Call::MovePages, || unsafe {
-            libc::syscall(
+        let answer = ask(Call::MovePages, unsafe {
+            syscall(
                 abi::MOVE_PAGES,
-                0,
-                pages.len(),
-                pages.as_ptr(),
-                wanted.as_ptr(),
-                nodes.as_mut_ptr(),
-                moving.bits(),
+                [
+                    0,
+                    pages.len(),
+                    pages.as_ptr() as usize,
+                    wanted.as_ptr() as usize,
+                    nodes.as_mut_ptr() as usize,
+                    moving.bits() as usize,
+                ],
             )
         });
         let refused = |error| rights(error, Call::MovePages, move_nothing);
-        left += answer.map_err(refused)? as usize;
+        left += answer.map_err(refused)?;
     }
     Ok(left)
 }
@@ -196,25 +199,26 @@ pub fn migrate(pid: i32, from: &NodeSet, to: &NodeSet) -> Result<usize, PolicyEr
     let bits = from.words.len() * 64 + 1;
     let (from, to) = (from.words.as_ptr(), to.words.as_ptr());
     // SAFETY: both masks are `bits - 1` bits long, which is what the kernel reads.
-    let answer = ask(Call::MigratePages, || unsafe {
-        libc::syscall(abi::MIGRATE_PAGES, pid, bits, from, to)
+    let answer = ask(Call::MigratePages, unsafe {
+        syscall(
+            abi::MIGRATE_PAGES,
+            [pid as usize, bits, from as usize, to as usize],
+        )
     });
     let refused = |error| rights(error, Call::MigratePages, migrate_nothing);
-    answer.map(|left| left as usize).map_err(refused)
+    answer.map_err(refused)
 }
 
-fn move_nothing() -> Result<c_long, PolicyError> {
-    let none = null::<u64>();
+fn move_nothing() -> Result<usize, PolicyError> {
     // SAFETY: the lists have no elements, so the kernel reads and writes none.
-    ask(Call::MovePages, || unsafe {
-        libc::syscall(abi::MOVE_PAGES, 0, 0, none, none, none, 0)
+    ask(Call::MovePages, unsafe {
+        syscall(abi::MOVE_PAGES, [0, 0, 0, 0, 0, 0])
     })
 }
 
-fn migrate_nothing() -> Result<c_long, PolicyError> {
-    let none = null::<u64>();
+fn migrate_nothing() -> Result<usize, PolicyError> {
     // SAFETY: the masks have no bits, so the kernel reads none.
-    ask(Call::MigratePages, || unsafe {
-        libc::syscall(abi::MIGRATE_PAGES, 0, 0, none, none)
+    ask(Call::MigratePages, unsafe {
+        syscall(abi::MIGRATE_PAGES, [0, 0, 0, 0])
     })
 }

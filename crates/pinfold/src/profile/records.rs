@@ -163,8 +163,7 @@ pub struct Memory {
 }
 
 fn getpid() -> u32 {
-    // SAFETY: `getpid` has no preconditions.
-    (unsafe { libc::getpid() }) as u32
+    pinfold_rseq::kernel::process() as u32
 }
 
 /// Takes the memory for the records.

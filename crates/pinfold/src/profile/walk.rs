@@ -16,6 +16,7 @@ use crate::sys;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU8, AtomicUsize};
+use pinfold_rseq::kernel;
 use pinfold_rseq::thread_pointer;
 
 /// The number of stacks, and so of threads that can walk at the same time.
@@ -147,19 +148,12 @@ fn take_stack_and_run(stacks: usize, f: &mut dyn FnMut()) {
 /// leave that stack by a jump. And if this thread is in a handler on an alternate stack, the kernel
 /// would begin the next handler at that stack's top, over the frames of the first.
 pub(crate) fn without_signals(which: u64, f: impl FnOnce()) -> bool {
-    let set = |how: c_int, new: *const u64, old: *mut u64| {
-        // Calls the kernel directly: the C library leaves its own signals out.
-        // SAFETY: the pointers are null, or to a set of 64 signals, which has 8 bytes.
-        sys::keep_errno(|| unsafe {
-            libc::syscall(libc::SYS_rt_sigprocmask, how, new, old, size_of::<u64>()) == 0
-        })
-    };
-    let mut before = 0u64;
-    if !set(libc::SIG_BLOCK, &raw const which, &raw mut before) {
+    // The C library would leave its own signals out.
+    let Ok(before) = kernel::block_signals(libc::SIG_BLOCK, which) else {
         return false;
-    }
+    };
     f();
-    set(libc::SIG_SETMASK, &raw const before, core::ptr::null_mut());
+    let _ = kernel::block_signals(libc::SIG_SETMASK, before);
     true
 }
 

@@ -37,8 +37,7 @@ pub(super) struct Housekeeping {
 type Affinities = [Option<CpuSet>; 2];
 
 fn look() -> Affinities {
-    // SAFETY: `getpid` has no preconditions.
-    [affinity(), affinity_of(unsafe { libc::getpid() })]
+    [affinity(), affinity_of(pinfold_rseq::kernel::process())]
 }
 
 impl Housekeeping {

@@ -51,8 +51,8 @@ pub use automatic::{Automatic, is_automatic, nap};
 #[doc(hidden)]
 pub use bell::sleep_on;
 #[doc(hidden)]
-pub use spawn::{SYNCHRONOUS, is_entry};
-pub use thread::Running;
+pub use spawn::{Signals, is_entry};
+pub use thread::{Running, policy};
 
 use crate::counter::{Counters, PercpuCounter, fold_watched, watch_block};
 use crate::fork::{self, Hooks, Rank};

@@ -14,10 +14,10 @@
 //! and a file at once. So the shepherd wakes every [`LOOK`] and polls the file. It misses no event:
 //! an event stays until it is polled.
 
-use crate::sys;
 use crate::topology::cgroup;
 use core::ffi::CStr;
 use core::time::Duration;
+use pinfold_rseq::{kernel, syscall};
 
 /// The time between two looks at the file. Pressure may go unnoticed for so long.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
@@ -62,27 +62,23 @@ impl Pressure {
 
     /// Opens the file or socket at `path`, and writes `first` to it.
     fn open(path: &CStr, first: &[u8]) -> Option<Pressure> {
-        sys::keep_errno(|| {
-            let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
-            // SAFETY: `path` is a C string, and ends with a NUL.
-            let opened = unsafe { libc::open(path.as_ptr(), flags) };
-            let file = if opened < 0 { connect(path)? } else { opened };
-            let mut pressure = Pressure { file, events: 0 };
-            // SAFETY: zeroes are a valid `stat`, and `stat` is a writable local.
-            let is_stream = unsafe {
-                let mut stat: libc::stat = core::mem::zeroed();
-                libc::fstat(file, &raw mut stat) == 0
-                    && matches!(stat.st_mode & libc::S_IFMT, libc::S_IFIFO | libc::S_IFSOCK)
-            };
-            pressure.events = if is_stream {
-                libc::POLLIN
-            } else {
-                libc::POLLPRI
-            };
-            // SAFETY: `first` is readable for its length.
-            let wrote = unsafe { libc::write(file, first.as_ptr().cast(), first.len()) };
-            (first.is_empty() || wrote == first.len() as isize).then_some(pressure)
-        })
+        let flags = libc::O_RDWR | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
+        let opened = kernel::open(path, flags, 0).ok();
+        let file = opened.or_else(|| connect(path))?;
+        let mut pressure = Pressure { file, events: 0 };
+        let is_stream = kernel::status(file).is_ok_and(|status| {
+            matches!(
+                status.st_mode & libc::S_IFMT,
+                libc::S_IFIFO | libc::S_IFSOCK
+            )
+        });
+        pressure.events = if is_stream {
+            libc::POLLIN
+        } else {
+            libc::POLLPRI
+        };
+        let wrote = kernel::write(file, first);
+        (first.is_empty() || wrote == Ok(first.len())).then_some(pressure)
     }
 
     /// Returns whether there was pressure since the last call. Returns an error if the file cannot
@@ -93,19 +89,25 @@ impl Pressure {
             events: self.events,
             revents: 0,
         };
-        sys::keep_errno(|| {
-            // SAFETY: `poll` is one writable `pollfd`.
-            if unsafe { libc::poll(&raw mut poll, 1, 0) } <= 0 {
-                return Ok(false);
-            }
-            if poll.revents & (libc::POLLERR | libc::POLLNVAL | libc::POLLHUP) != 0 {
-                return Err(());
-            }
-            if self.events == libc::POLLIN {
-                self.discard();
-            }
-            Ok(true)
-        })
+        let at_once = [0i64; 2];
+        let arguments = [
+            (&raw mut poll) as usize,
+            1,
+            (&raw const at_once) as usize,
+            0,
+        ];
+        // SAFETY: `poll` is one writable `pollfd`, the time is a `timespec` of the kernel's, and
+        // the null set of signals changes none.
+        if !matches!(unsafe { syscall(libc::SYS_ppoll, arguments) }, Ok(1..)) {
+            return Ok(false);
+        }
+        if poll.revents & (libc::POLLERR | libc::POLLNVAL | libc::POLLHUP) != 0 {
+            return Err(());
+        }
+        if self.events == libc::POLLIN {
+            self.discard();
+        }
+        Ok(true)
     }
 }
 
@@ -113,27 +115,19 @@ impl Pressure {
     /// Reads and ignores the text of a stream, so that the same event is not reported again.
     fn discard(&self) {
         let mut text = [0u8; 256];
-        loop {
-            // SAFETY: `text` is a local, writable for its length.
-            let got = unsafe { libc::read(self.file, text.as_mut_ptr().cast(), text.len()) };
-            if got <= 0 {
-                return;
-            }
-        }
+        while let Ok(1..) = kernel::read(self.file, &mut text) {}
     }
 }
 
 impl Drop for Pressure {
     fn drop(&mut self) {
-        // SAFETY: `open` opened the file, and only this value holds its number.
-        sys::keep_errno(|| unsafe { libc::close(self.file) });
+        let _ = kernel::close(self.file);
     }
 }
 
 /// Returns whether there is a file at `path`.
 fn exists(path: &CStr) -> bool {
-    // SAFETY: `path` is a C string, and ends with a NUL.
-    sys::keep_errno(|| unsafe { libc::access(path.as_ptr(), libc::F_OK) == 0 })
+    kernel::status_of(path).is_ok()
 }
 
 /// Connects to the Unix socket at `path`.
@@ -147,18 +141,17 @@ fn connect(path: &CStr) -> Option<libc::c_int> {
         *to = byte as libc::c_char;
     }
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: `socket` takes numbers and touches no memory of the process.
-    let socket = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-    let size = size_of_val(&address) as libc::socklen_t;
-    // SAFETY: `address` is readable for `size` bytes.
-    if socket >= 0 && unsafe { libc::connect(socket, (&raw const address).cast(), size) } == 0 {
-        return Some(socket);
+    let (family, kind) = (libc::AF_UNIX as usize, kind as usize);
+    // SAFETY: the call takes numbers and touches no memory of the process.
+    let socket = unsafe { syscall(libc::SYS_socket, [family, kind, 0]) }.ok()?;
+    let arguments = [socket, (&raw const address) as usize, size_of_val(&address)];
+    // SAFETY: `address` is readable for its size.
+    let connected = unsafe { syscall(libc::SYS_connect, arguments) };
+    let socket = socket as libc::c_int;
+    if connected.is_err() {
+        let _ = kernel::close(socket);
     }
-    if socket >= 0 {
-        // SAFETY: `socket` was opened above, and only this function knows its number.
-        unsafe { libc::close(socket) };
-    }
-    None
+    connected.ok().map(|_| socket)
 }
 
 /// Decodes base64 in place. Returns the number of bytes, or `None` if the text is not base64.

@@ -2,6 +2,7 @@
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
+use pinfold_rseq::kernel;
 
 /// The function that a shepherd's thread runs, and the thread's attributes.
 pub(super) struct Body {
@@ -34,8 +35,7 @@ extern "C" fn entry(body: *mut c_void) -> *mut c_void {
 /// The kernel ends a process if a thread causes one of these signals and blocks it, even if the
 /// process has a handler. A sandbox may have such a handler, which carries out the system calls
 /// that a filter traps.
-#[doc(hidden)]
-pub const SYNCHRONOUS: [libc::c_int; 6] = [
+const SYNCHRONOUS: [libc::c_int; 6] = [
     libc::SIGSYS,
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -43,6 +43,29 @@ pub const SYNCHRONOUS: [libc::c_int; 6] = [
     libc::SIGILL,
     libc::SIGTRAP,
 ];
+
+/// Blocks the calling thread's signals until this value is dropped, except the [`SYNCHRONOUS`] ones
+/// and those that the C library uses itself.
+#[doc(hidden)]
+pub struct Signals(Option<u64>);
+
+impl Signals {
+    /// Blocks them. Does nothing if the system refuses.
+    pub fn block() -> Signals {
+        // The kernel counts the real-time signals from 32 on, and the C library keeps the first.
+        let kept = SYNCHRONOUS.into_iter().chain(32..libc::SIGRTMIN());
+        let which = kept.fold(u64::MAX, |which, signal| which & !(1 << (signal - 1)));
+        Signals(kernel::block_signals(libc::SIG_BLOCK, which).ok())
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        if let Some(before) = self.0 {
+            let _ = kernel::block_signals(libc::SIG_SETMASK, before);
+        }
+    }
+}
 
 /// Starts a thread with all signals blocked, except the [`SYNCHRONOUS`] ones. On failure, returns
 /// the C library's error number.
@@ -58,14 +81,8 @@ pub(super) unsafe fn spawn(body: *mut Body) -> Result<libc::pthread_t, i32> {
     // that the function expects, or to `body`, which the caller promises to keep in place.
     unsafe {
         let mut thread = core::mem::zeroed();
-        let mut all: libc::sigset_t = core::mem::zeroed();
-        let mut before: libc::sigset_t = core::mem::zeroed();
         let mut attributes: libc::pthread_attr_t = core::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        for signal in SYNCHRONOUS {
-            libc::sigdelset(&raw mut all, signal);
-        }
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        let signals = Signals::block();
         libc::pthread_attr_init(&raw mut attributes);
         if (*body).normal_policy {
             let lowest: libc::sched_param = core::mem::zeroed();
@@ -83,7 +100,7 @@ pub(super) unsafe fn spawn(body: *mut Body) -> Result<libc::pthread_t, i32> {
             error = create(&raw const attributes);
         }
         libc::pthread_attr_destroy(&raw mut attributes);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, null_mut());
+        drop(signals);
         if error == 0 { Ok(thread) } else { Err(error) }
     }
 }

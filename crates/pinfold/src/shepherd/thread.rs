@@ -12,6 +12,7 @@ use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::time::Duration;
+use pinfold_rseq::{kernel, syscall};
 
 /// After this many ticks that folded nothing, the thread ticks less often.
 const QUIET: u32 = 3;
@@ -114,8 +115,7 @@ impl Running {
                 shepherd,
                 shared,
                 thread,
-                // SAFETY: `getpid` has no preconditions.
-                process: unsafe { libc::getpid() },
+                process: kernel::process(),
             }),
             Err(errno) => {
                 thread_ended();
@@ -139,9 +139,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // SAFETY: `getpid` has no preconditions.
-        let here = unsafe { libc::getpid() } == self.process;
-        if here {
+        if kernel::process() == self.process {
             // SAFETY: the end of this function unmaps the mapping, after the last use of `state`.
             let state = unsafe { &self.shared.as_ref().state };
             bell::stop(state, STOP);
@@ -164,18 +162,25 @@ fn shared_bytes() -> usize {
 /// Returns whether the calling thread has a real-time policy, which a thread that it starts would
 /// inherit.
 fn is_real_time() -> bool {
-    // SAFETY: `sched_getscheduler` takes a number and touches no memory of the process.
-    let policy = unsafe { libc::sched_getscheduler(0) } & !libc::SCHED_RESET_ON_FORK;
     matches!(
-        policy,
+        policy() & !libc::SCHED_RESET_ON_FORK,
         libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE
     )
 }
 
+/// Returns the calling thread's scheduling policy, or −1 if the system does not tell it.
+#[doc(hidden)]
+pub fn policy() -> libc::c_int {
+    // SAFETY: the call takes a number and touches no memory of the process.
+    let policy = unsafe { syscall(libc::SYS_sched_getscheduler, [0]) };
+    policy.map_or(-1, |policy| policy as libc::c_int)
+}
+
 /// The thread: ticks and sleeps, until the owner stops it.
 fn run(shared: *mut libc::c_void) {
+    let name = c"pinfold".as_ptr() as usize;
     // SAFETY: the name is a literal that ends with a NUL, and the kernel copies it.
-    unsafe { libc::prctl(libc::PR_SET_NAME, c"pinfold".as_ptr()) };
+    let _ = unsafe { syscall(libc::SYS_prctl, [libc::PR_SET_NAME as usize, name]) };
     let shared = shared.cast::<Shared>();
     // SAFETY: `start` wrote a `Shared` there, which stays until this thread has been joined. The
     // owner uses only `state`, and no other thread uses `housekeeping`.
@@ -210,12 +215,12 @@ fn run(shared: *mut libc::c_void) {
 /// Lets the kernel delay the calling thread's wake-ups by up to a tenth of `interval`, so that the
 /// kernel can serve them together with other timers of the CPU. Keeps a slack that is larger.
 fn allow_slack(interval: Duration) {
-    let slack = (interval / SLACK_PART).min(MAX_SLACK).as_nanos() as libc::c_ulong;
+    let slack = (interval / SLACK_PART).min(MAX_SLACK).as_nanos() as usize;
     // SAFETY: both calls take numbers, and change nothing but the calling thread's slack.
     unsafe {
-        let before = libc::prctl(libc::PR_GET_TIMERSLACK);
-        if libc::c_ulong::try_from(before).is_ok_and(|before| before < slack) {
-            libc::prctl(libc::PR_SET_TIMERSLACK, slack);
+        let before = syscall(libc::SYS_prctl, [libc::PR_GET_TIMERSLACK as usize]);
+        if before.is_ok_and(|before| before < slack) {
+            let _ = syscall(libc::SYS_prctl, [libc::PR_SET_TIMERSLACK as usize, slack]);
         }
     }
 }
@@ -262,13 +267,7 @@ fn until_whole(step: Duration, now: Duration) -> Duration {
 
 /// Returns the time since the system started, without the time that it was suspended.
 fn now() -> Duration {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+    Duration::from_nanos(sys::nanoseconds())
 }
 
 /// Returns how many intervals to sleep after `quiet` ticks that folded nothing.

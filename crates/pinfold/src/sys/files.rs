@@ -1,7 +1,7 @@
 //! Reads files of `/proc` and `/sys`, whole or piece by piece.
 
 use core::ffi::CStr;
-use pinfold_rseq::syscall;
+use pinfold_rseq::kernel;
 
 /// Reads as much of a file as fits into `to`. Returns how many bytes, or 0 if the file cannot be
 /// read.
@@ -68,11 +68,8 @@ pub(crate) fn for_each_line(path: &CStr, room: &mut [u8], mut each: impl FnMut(&
 /// Makes no call of the C library. Such calls are cancellation points: a cancelled thread ends in
 /// them. The allocator reads files while it holds locks, and such a thread would never give the
 /// locks back.
-fn read_pieces(path: &CStr, mut read: impl FnMut(usize) -> Option<bool>) -> bool {
-    let flags = (libc::O_RDONLY | libc::O_CLOEXEC) as usize;
-    let arguments = [libc::AT_FDCWD as usize, path.as_ptr() as usize, flags];
-    // SAFETY: a `CStr` is NUL-terminated, and lives until the call returns.
-    let Ok(fd) = (unsafe { syscall(libc::SYS_openat, arguments) }) else {
+fn read_pieces(path: &CStr, mut read: impl FnMut(libc::c_int) -> Option<bool>) -> bool {
+    let Ok(fd) = kernel::open(path, libc::O_RDONLY | libc::O_CLOEXEC, 0) else {
         return false;
     };
     let whole = loop {
@@ -82,15 +79,13 @@ fn read_pieces(path: &CStr, mut read: impl FnMut(usize) -> Option<bool>) -> bool
             None => break false,
         }
     };
-    // SAFETY: this function opened `fd`, and `read` does not keep it.
-    let _ = unsafe { syscall(libc::SYS_close, [fd]) };
+    let _ = kernel::close(fd);
     whole
 }
 
 /// Reads once. Returns how many bytes, 0 at the end of the file, or `None` after an error.
-fn read_some(fd: usize, to: &mut [u8]) -> Option<usize> {
-    // SAFETY: `to` is writable for its length.
-    unsafe { syscall(libc::SYS_read, [fd, to.as_mut_ptr() as usize, to.len()]) }.ok()
+fn read_some(fd: libc::c_int, to: &mut [u8]) -> Option<usize> {
+    kernel::read(fd, to).ok()
 }
 
 /// Why the content of a file is not available.

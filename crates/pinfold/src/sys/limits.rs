@@ -2,7 +2,7 @@
 
 use super::files::{number_at_start, read_file};
 use super::{Once, page_size};
-use pinfold_rseq::syscall;
+use pinfold_rseq::{kernel, syscall};
 
 /// Returns how many bytes of address space `RLIMIT_AS` left to the process at the first call, or
 /// `usize::MAX` if there was no limit.
@@ -22,18 +22,7 @@ pub(crate) fn address_space_left() -> usize {
 
 /// Returns the limit of `resource` in bytes, or `usize::MAX` if it is not limited.
 pub(crate) fn resource_limit(resource: libc::__rlimit_resource_t) -> usize {
-    let mut limit = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        rlim_max: 0,
-    };
-    // SAFETY: `limit` is a writable `rlimit`.
-    let _ = unsafe {
-        syscall(
-            libc::SYS_prlimit64,
-            [0, resource as usize, 0, (&raw mut limit) as usize],
-        )
-    };
-    match limit.rlim_cur {
+    match kernel::limit(resource).unwrap_or(libc::RLIM_INFINITY) {
         libc::RLIM_INFINITY => usize::MAX,
         bytes => usize::try_from(bytes).unwrap_or(usize::MAX),
     }

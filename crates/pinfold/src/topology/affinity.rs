@@ -1,6 +1,7 @@
 //! The CPUs that a thread may run on. For Pinfold's own command and tests too.
 
 use super::CpuSet;
+use pinfold_rseq::syscall;
 
 /// Returns the CPUs that the calling thread may run on; `None` if the kernel does not say. `errno`
 /// then has the reason.
@@ -13,16 +14,10 @@ pub fn affinity() -> Option<CpuSet> {
 pub(crate) fn affinity_of(thread: libc::pid_t) -> Option<CpuSet> {
     let mut set = CpuSet::default();
     let size = size_of_val(&set.words);
+    let arguments = [thread as usize, size, set.words.as_mut_ptr() as usize];
     // SAFETY: the kernel writes at most `size` bytes, which is the size of the mask.
-    let got = unsafe {
-        libc::syscall(
-            libc::SYS_sched_getaffinity,
-            thread,
-            size,
-            set.words.as_mut_ptr(),
-        )
-    };
-    (got > 0).then_some(set)
+    let got = unsafe { syscall(libc::SYS_sched_getaffinity, arguments) };
+    got.map_err(set_errno).ok().map(|_| set)
 }
 
 /// Makes the calling thread, and threads that it starts afterwards, run on `cpus` only. Returns
@@ -30,6 +25,13 @@ pub(crate) fn affinity_of(thread: libc::pid_t) -> Option<CpuSet> {
 /// `errno` then has the reason.
 pub fn set_affinity(cpus: &CpuSet) -> bool {
     let size = size_of_val(&cpus.words);
+    let arguments = [0, size, cpus.words.as_ptr() as usize];
     // SAFETY: the kernel reads at most `size` bytes, which is the size of the mask.
-    unsafe { libc::syscall(libc::SYS_sched_setaffinity, 0, size, cpus.words.as_ptr()) == 0 }
+    let done = unsafe { syscall(libc::SYS_sched_setaffinity, arguments) };
+    done.map_err(set_errno).is_ok()
+}
+
+fn set_errno(errno: libc::c_int) {
+    // SAFETY: the C library returns the address of the calling thread's errno.
+    unsafe { *libc::__errno_location() = errno };
 }

@@ -9,6 +9,7 @@ use crate::sys;
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64};
+use pinfold_rseq::kernel;
 
 /// The kind of a fault.
 ///
@@ -288,15 +289,9 @@ pub(crate) struct StandardError;
 
 impl Write for StandardError {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        // SAFETY: `text` is readable for its length. The call sets errno when it fails.
-        let has_no_reader = unsafe {
-            libc::write(2, text.as_ptr().cast(), text.len()) < 0
-                && *libc::__errno_location() == libc::EPIPE
-        };
-        if has_no_reader {
-            Err(fmt::Error)
-        } else {
-            Ok(())
+        match kernel::write(2, text.as_bytes()) {
+            Err(libc::EPIPE) => Err(fmt::Error),
+            _ => Ok(()),
         }
     }
 }

@@ -69,8 +69,7 @@ impl Track {
     pub(in crate::slab) fn here() -> Track {
         let mut track = Track {
             milliseconds: sys::coarse_milliseconds(),
-            // SAFETY: `gettid` has no preconditions.
-            thread: unsafe { libc::gettid() },
+            thread: pinfold_rseq::kernel::thread(),
             // SAFETY: `sched_getcpu` has no preconditions.
             cpu: unsafe { libc::sched_getcpu() } as u32,
             ..Track::NOBODY

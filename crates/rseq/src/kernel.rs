@@ -1,0 +1,315 @@
+//! The system calls of Pinfold, under names of their own.
+//!
+//! Each function does what the C library's function of the same purpose does, with three
+//! differences: it calls the kernel itself ([`syscall`]), it leaves errno alone, and it is no
+//! cancellation point. Each returns the kernel's answer, or the error number.
+#![allow(unsafe_code, reason = "calls the kernel")]
+
+use crate::syscall;
+use core::ffi::{CStr, c_int};
+
+/// The kernel's answer, or the error number.
+pub type Answer<T> = Result<T, c_int>;
+
+const HERE: usize = libc::AT_FDCWD as usize;
+
+fn address(path: &CStr) -> usize {
+    path.as_ptr() as usize
+}
+
+/// Opens the file at `path`. Returns its descriptor.
+pub fn open(path: &CStr, flags: c_int, mode: libc::mode_t) -> Answer<c_int> {
+    let arguments = [HERE, address(path), flags as usize, mode as usize];
+    // SAFETY: a `CStr` is NUL-terminated, and lives until the call returns.
+    unsafe { syscall(libc::SYS_openat, arguments) }.map(|file| file as c_int)
+}
+
+/// Makes an anonymous file (`memfd_create`). Returns its descriptor.
+pub fn memory_file(name: &CStr, flags: libc::c_uint) -> Answer<c_int> {
+    // SAFETY: a `CStr` is NUL-terminated, and lives until the call returns.
+    unsafe { syscall(libc::SYS_memfd_create, [address(name), flags as usize]) }
+        .map(|file| file as c_int)
+}
+
+/// Closes a descriptor that the caller owns.
+pub fn close(file: c_int) -> Answer<()> {
+    // SAFETY: the call uses no memory of the process.
+    unsafe { syscall(libc::SYS_close, [file as usize]) }.map(drop)
+}
+
+/// Makes descriptor `file`, which the caller owns, another descriptor of the file behind `by`
+/// (`dup3`).
+pub fn replace(file: c_int, by: c_int, flags: c_int) -> Answer<()> {
+    let arguments = [by as usize, file as usize, flags as usize];
+    // SAFETY: the call uses no memory of the process.
+    unsafe { syscall(libc::SYS_dup3, arguments) }.map(drop)
+}
+
+/// Reads from a file. Returns the number of bytes, 0 at the end of the file.
+pub fn read(file: c_int, to: &mut [u8]) -> Answer<usize> {
+    let arguments = [file as usize, to.as_mut_ptr() as usize, to.len()];
+    // SAFETY: `to` is writable for its length.
+    unsafe { syscall(libc::SYS_read, arguments) }
+}
+
+/// Writes to a file. Returns the number of bytes.
+pub fn write(file: c_int, bytes: &[u8]) -> Answer<usize> {
+    // SAFETY: `bytes` is readable for its length.
+    unsafe { write_from(file, bytes) }
+}
+
+/// Writes bytes that other threads may change during the call. Returns the number of bytes.
+///
+/// # Safety
+///
+/// The bytes stay mapped during the call.
+pub unsafe fn write_from(file: c_int, bytes: *const [u8]) -> Answer<usize> {
+    let arguments = [file as usize, bytes.cast::<u8>() as usize, bytes.len()];
+    // SAFETY: the caller promises mapped bytes, which the kernel reads.
+    unsafe { syscall(libc::SYS_write, arguments) }
+}
+
+/// Writes to a file at `offset`, and keeps the file's position. Returns the number of bytes.
+pub fn write_at(file: c_int, bytes: &[u8], offset: usize) -> Answer<usize> {
+    let arguments = [file as usize, bytes.as_ptr() as usize, bytes.len(), offset];
+    // SAFETY: `bytes` is readable for its length.
+    unsafe { syscall(libc::SYS_pwrite64, arguments) }
+}
+
+/// Returns the position at which the next write to a file begins.
+pub fn position(file: c_int) -> Answer<usize> {
+    let arguments = [file as usize, 0, libc::SEEK_CUR as usize];
+    // SAFETY: the call uses no memory of the process.
+    unsafe { syscall(libc::SYS_lseek, arguments) }
+}
+
+/// Sends a file one of the commands of `fcntl` whose argument is a number.
+///
+/// # Safety
+///
+/// The kernel takes `argument` for a number, not for an address.
+pub unsafe fn control(file: c_int, command: c_int, argument: c_int) -> Answer<c_int> {
+    let arguments = [file as usize, command as usize, argument as usize];
+    // SAFETY: the caller promises that the kernel takes the argument for a number.
+    unsafe { syscall(libc::SYS_fcntl, arguments) }.map(|answer| answer as c_int)
+}
+
+/// Seals a file that [`memory_file`] made.
+pub fn seal(file: c_int, seals: c_int) -> Answer<()> {
+    // SAFETY: this command takes a number.
+    unsafe { control(file, libc::F_ADD_SEALS, seals) }.map(drop)
+}
+
+/// Sets the mode of a file.
+pub fn set_mode(file: c_int, mode: libc::mode_t) -> Answer<()> {
+    // SAFETY: the call uses no memory of the process.
+    unsafe { syscall(libc::SYS_fchmod, [file as usize, mode as usize]) }.map(drop)
+}
+
+/// Sets the size of a file. New bytes read as zeroes, and take no space yet.
+pub fn set_size(file: c_int, size: usize) -> Answer<()> {
+    // SAFETY: the call uses no memory of the process.
+    unsafe { syscall(libc::SYS_ftruncate, [file as usize, size]) }.map(drop)
+}
+
+/// Allocates the space of `size` bytes of a file, from `offset` on, and makes the file as large as
+/// that. Changes no data. Some file systems do not have this call.
+pub fn allocate(file: c_int, offset: usize, size: usize) -> Answer<()> {
+    // SAFETY: the call uses no memory of the process.
+    unsafe { syscall(libc::SYS_fallocate, [file as usize, 0, offset, size]) }.map(drop)
+}
+
+/// Gives an empty file `size` zero bytes, and allocates their space, on any file system
+/// (`posix_fallocate`).
+pub fn fill(file: c_int, size: usize) -> Answer<()> {
+    /// No file system has smaller blocks.
+    const BLOCK: usize = 512;
+    match allocate(file, 0, size) {
+        Err(libc::EOPNOTSUPP | libc::ENOSYS) => {}
+        done => return done,
+    }
+    set_size(file, size)?;
+    (0..size)
+        .step_by(BLOCK)
+        .try_for_each(|offset| write_at(file, &[0], offset).map(drop))
+}
+
+/// Returns the status of an open file.
+pub fn status(file: c_int) -> Answer<libc::stat> {
+    status_by(file as usize, c"", libc::AT_EMPTY_PATH)
+}
+
+/// Returns the status of the file at `path`, or of the symbolic link there.
+pub fn status_of(path: &CStr) -> Answer<libc::stat> {
+    status_by(HERE, path, libc::AT_SYMLINK_NOFOLLOW)
+}
+
+fn status_by(folder: usize, path: &CStr, flags: c_int) -> Answer<libc::stat> {
+    // SAFETY: `stat` consists of integers, so zeroes are valid.
+    let mut status = unsafe { core::mem::zeroed::<libc::stat>() };
+    let to = (&raw mut status) as usize;
+    let arguments = [folder, address(path), to, flags as usize];
+    // SAFETY: a `CStr` is NUL-terminated. `status` is writable, and the C library's type is the
+    // kernel's on 64-bit machines.
+    unsafe { syscall(libc::SYS_newfstatat, arguments) }.map(|_| status)
+}
+
+/// Removes the name of a file.
+pub fn unlink(path: &CStr) -> Answer<()> {
+    // SAFETY: a `CStr` is NUL-terminated, and lives until the call returns.
+    unsafe { syscall(libc::SYS_unlinkat, [HERE, address(path), 0]) }.map(drop)
+}
+
+/// Gives a file another name, and replaces the file that has this name.
+pub fn rename(from: &CStr, to: &CStr) -> Answer<()> {
+    let arguments = [HERE, address(from), HERE, address(to), 0];
+    // SAFETY: both names are NUL-terminated, and live until the call returns.
+    unsafe { syscall(libc::SYS_renameat2, arguments) }.map(drop)
+}
+
+/// Maps memory. `file` is a descriptor, or −1 for memory without a file. Returns the address.
+///
+/// # Safety
+///
+/// No code needs what the new mapping replaces.
+pub unsafe fn map(
+    at: usize,
+    size: usize,
+    protection: c_int,
+    flags: c_int,
+    file: c_int,
+    offset: usize,
+) -> Answer<usize> {
+    let (protection, flags) = (protection as usize, flags as usize);
+    let arguments = [at, size, protection, flags, file as usize, offset];
+    // SAFETY: the caller promises that no code needs what the mapping replaces.
+    unsafe { syscall(libc::SYS_mmap, arguments) }
+}
+
+/// Unmaps memory.
+///
+/// # Safety
+///
+/// `[at, at + size)` are whole pages of mappings that no code uses any more.
+pub unsafe fn unmap(at: usize, size: usize) -> Answer<()> {
+    // SAFETY: the caller promises that no code uses the pages.
+    unsafe { syscall(libc::SYS_munmap, [at, size]) }.map(drop)
+}
+
+/// Returns the size of a page. Makes no system call.
+pub fn page_size() -> usize {
+    // SAFETY: getauxval only reads the auxiliary vector.
+    (unsafe { libc::getauxval(libc::AT_PAGESZ) }) as usize
+}
+
+/// Returns the number of this process. The kernel never refuses this call.
+pub fn process() -> libc::pid_t {
+    // SAFETY: the call takes no arguments.
+    unsafe { syscall(libc::SYS_getpid, []) }.unwrap_or(0) as libc::pid_t
+}
+
+/// Returns the number of the calling thread. The kernel never refuses this call.
+pub fn thread() -> libc::pid_t {
+    // SAFETY: the call takes no arguments.
+    unsafe { syscall(libc::SYS_gettid, []) }.unwrap_or(0) as libc::pid_t
+}
+
+/// Returns the effective user of this process.
+pub fn effective_user() -> Answer<libc::uid_t> {
+    // SAFETY: the call takes no arguments.
+    unsafe { syscall(libc::SYS_geteuid, []) }.map(|user| user as libc::uid_t)
+}
+
+/// Returns a limit of this process, or `None` if the kernel, or a filter in front of it, refuses.
+pub fn limit(resource: libc::__rlimit_resource_t) -> Option<libc::rlim_t> {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    let arguments = [0, resource as usize, 0, (&raw mut limit) as usize];
+    // SAFETY: `limit` is a writable `rlimit`, and the null address asks for no change.
+    let answer = unsafe { syscall(libc::SYS_prlimit64, arguments) };
+    answer.ok().map(|_| limit.rlim_cur)
+}
+
+/// Lets another thread run on this CPU.
+pub fn yield_now() {
+    // SAFETY: the call takes no arguments.
+    let _ = unsafe { syscall(libc::SYS_sched_yield, []) };
+}
+
+/// Changes the calling thread's set of blocked signals, of which bit 0 is signal 1. `how` is that
+/// of `sigprocmask`. Returns the set before.
+pub fn block_signals(how: c_int, which: u64) -> Answer<u64> {
+    let mut before = 0u64;
+    let (new, old) = ((&raw const which) as usize, (&raw mut before) as usize);
+    // SAFETY: both addresses are those of 64 bits, the kernel's set of signals.
+    unsafe { syscall(libc::SYS_rt_sigprocmask, [how as usize, new, old, 8]) }.map(|_| before)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ffi::CString;
+
+    #[test]
+    fn a_file_is_made_written_renamed_and_removed() {
+        let name = |end| {
+            let path = std::env::temp_dir().join(std::format!("kernel-{}-{end}", process()));
+            CString::new(path.into_os_string().into_encoded_bytes()).unwrap()
+        };
+        let (first, second) = (name("first"), name("second"));
+        let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
+        let file = open(&first, flags, 0o600).unwrap();
+        assert_eq!(open(&first, flags, 0o600), Err(libc::EEXIST));
+        fill(file, 5000).unwrap();
+        assert_eq!(
+            (write(file, b"one"), write_at(file, b"two", 4990)),
+            (Ok(3), Ok(3))
+        );
+        assert_eq!(position(file), Ok(3));
+        set_mode(file, 0o400).unwrap();
+        rename(&first, &second).unwrap();
+        assert_eq!(status_of(&first).err(), Some(libc::ENOENT));
+        let known = status_of(&second).unwrap();
+        assert_eq!((known.st_size, known.st_mode & 0o777), (5000, 0o400));
+        assert_eq!(known.st_ino, status(file).unwrap().st_ino);
+        assert_eq!(effective_user(), Ok(known.st_uid));
+        close(file).unwrap();
+        let file = open(&second, libc::O_RDONLY, 0);
+        let mut bytes = [1; 4];
+        if let Ok(file) = file {
+            assert_eq!((read(file, &mut bytes), &bytes), (Ok(4), b"one\0"));
+            close(file).unwrap();
+        }
+        unlink(&second).unwrap();
+        assert_eq!(unlink(&second), Err(libc::ENOENT));
+    }
+
+    #[test]
+    fn a_sealed_file_keeps_its_size() {
+        let file = memory_file(c"kernel", libc::MFD_ALLOW_SEALING).unwrap();
+        set_size(file, 100).unwrap();
+        allocate(file, 0, 200).unwrap();
+        seal(file, libc::F_SEAL_GROW | libc::F_SEAL_SHRINK).unwrap();
+        assert_eq!(set_size(file, 300), Err(libc::EPERM));
+        assert_eq!(status(file).unwrap().st_size, 200);
+        close(file).unwrap();
+        assert_eq!(status(file).err(), Some(libc::EBADF));
+    }
+
+    #[test]
+    fn blocked_signals_are_returned() {
+        let usr1 = 1 << (libc::SIGUSR1 - 1);
+        let before = block_signals(libc::SIG_BLOCK, usr1).unwrap();
+        assert_eq!(block_signals(libc::SIG_SETMASK, before), Ok(before | usr1));
+    }
+
+    #[test]
+    fn numbers_and_limits() {
+        assert_eq!(process() as u32, std::process::id());
+        assert!(thread() > 0);
+        assert!(limit(libc::RLIMIT_NOFILE).is_some_and(|files| files > 2));
+        assert_eq!(limit(999), None);
+    }
+}
