@@ -100,6 +100,13 @@ pub fn thread_pointer() -> usize {
     arch::thread_pointer()
 }
 
+/// Returns whether a debugger or tracer steps through this thread, so that no critical section
+/// ends. Costs a few instructions. Always false on processors other than x86-64.
+#[inline]
+pub fn is_stepped() -> bool {
+    arch::is_stepped()
+}
+
 #[doc(hidden)]
 pub use syscall::syscall;
 pub use units::{BESIDE, MAX_INDEX, UNIT_HEADER, Units};

@@ -38,7 +38,7 @@ use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
-use pinfold_rseq::{FenceError, fence, possible};
+use pinfold_rseq::{FenceError, fence, is_stepped, possible};
 
 /// Gives the current CPU its unit. Chooses the backend first, if no thread has done so. Returns
 /// false if the CPU has a unit already, or cannot get one now.
@@ -103,6 +103,11 @@ pub fn tick() -> bool {
     };
     // Skips the first calls: in a process that has just begun, nothing is idle.
     if calls % TICK != TICK - 1 && !shepherd::is_called() {
+        return false;
+    }
+    // A debugger that steps through this thread slows it down so much that the work would be due
+    // again as soon as it is done, and the program would hardly advance.
+    if is_stepped() {
         return false;
     }
     shepherd::tick_in_passing();

@@ -55,6 +55,12 @@ pub(crate) fn thread_pointer() -> usize {
     pointer
 }
 
+/// Returns false: the program cannot know here whether a debugger steps through it.
+#[inline(always)]
+pub(crate) fn is_stepped() -> bool {
+    false
+}
+
 /// Returns the 32-bit word at `offset` from the thread pointer.
 ///
 /// # Safety

@@ -151,8 +151,10 @@ macro_rules! template {
 }
 
 mod counted;
+mod stepped;
 mod words;
 pub(crate) use counted::*;
+pub(crate) use stepped::*;
 pub(crate) use words::*;
 
 /// Runs [`Units::add`](crate::Units::add) as a critical section.
