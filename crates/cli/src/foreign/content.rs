@@ -1,6 +1,6 @@
 //! The bytes of a file that another process can write to, or of its memory.
 
-use super::Memory;
+use super::{Memory, deadline};
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
@@ -42,6 +42,7 @@ impl Content {
         let mut bytes = vec![0; size];
         let mut done = 0;
         while done < size {
+            deadline::check()?;
             match self.file.read_at(&mut bytes[done..], from + done as u64) {
                 Ok(0) => break,
                 Ok(got) => done += got,

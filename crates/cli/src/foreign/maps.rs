@@ -96,6 +96,7 @@ impl Maps {
     }
 
     fn read(&mut self) -> io::Result<Option<Mapping>> {
+        super::deadline::check()?;
         self.line.clear();
         let mut line = (&mut self.text).take(MAX_LINE as u64);
         line.read_until(b'\n', &mut self.line)?;

@@ -1,6 +1,6 @@
 //! The memory of another process.
 
-use super::Process;
+use super::{Process, deadline};
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
@@ -24,6 +24,7 @@ impl Memory {
 
     /// Reads exactly `size` bytes at an address.
     pub fn read(&self, at: u64, size: usize) -> io::Result<Vec<u8>> {
+        deadline::check()?;
         let mut bytes = vec![0; size];
         self.0.read_exact_at(&mut bytes, at)?;
         Ok(bytes)
@@ -31,6 +32,7 @@ impl Memory {
 
     /// Reads the word at an address.
     pub fn word(&self, at: u64) -> io::Result<u64> {
+        deadline::check()?;
         let mut bytes = [0; 8];
         self.0.read_exact_at(&mut bytes, at)?;
         Ok(u64::from_ne_bytes(bytes))

@@ -7,7 +7,8 @@
 //! processes only by it:
 //!
 //! - A text is bytes, and not UTF-8.
-//! - Each read and each list has a limit. Beyond it, the read fails.
+//! - Each read and each list has a limit. Beyond it, the read fails. A thread that looks at many
+//!   processes has a [`Deadline`], too.
 //! - Only the errors that [`has_ended`] names mean that a process or thread has ended. Every other
 //!   error means that nothing is known.
 //! - A process is held by a descriptor of its folder ([`Process`]), so that another process that
@@ -17,12 +18,14 @@
 //! - Files are read, and not mapped: a file that shrinks while it is mapped would end this command.
 
 mod content;
+mod deadline;
 mod maps;
 mod memory;
 mod open;
 mod process;
 
 pub use content::Content;
+pub use deadline::Deadline;
 pub use maps::Mapping;
 pub use memory::Memory;
 pub use open::{

@@ -10,7 +10,7 @@
 //! 2. What was found must be a regular file, and have the device and the inode of the mapping.
 //! 3. That very file is opened for reading, through this process's descriptor.
 
-use super::{Mapping, Process};
+use super::{Mapping, Process, deadline};
 use rustix::fs::{
     CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, major, minor, openat, openat2,
 };
@@ -100,6 +100,7 @@ pub fn open_regular(path: &Path) -> Result<File, Unopened> {
 
 /// Finds what a path leads to, and does not open it.
 fn find(at: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
+    deadline::check()?;
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     Ok(openat(at, path, flags, Mode::empty())?)
 }
@@ -166,6 +167,7 @@ fn beneath_root(process: &Process, mapping: &Mapping) -> Result<File, Unopened> 
 }
 
 fn find_beneath(root: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    deadline::check()?;
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let beneath = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
     Ok(openat2(root, path, flags, Mode::empty(), beneath)?)

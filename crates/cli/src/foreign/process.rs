@@ -1,5 +1,6 @@
 //! A process's folder in `/proc`.
 
+use super::deadline;
 use super::maps::Maps;
 use rustix::fs::{CWD, Dir, Mode, OFlags, openat, readlinkat};
 use std::ffi::OsStr;
@@ -34,6 +35,7 @@ pub fn pids(proc: &Path) -> io::Result<Vec<u32>> {
 }
 
 fn open_folder(at: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
+    deadline::check()?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     Ok(openat(at, path, flags, Mode::empty())?)
 }
@@ -42,6 +44,7 @@ fn open_folder(at: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
 fn numbers(folder: BorrowedFd<'_>, most: usize) -> io::Result<Vec<u32>> {
     let mut numbers = Vec::new();
     for entry in Dir::read_from(folder)? {
+        deadline::check()?;
         let entry = entry?;
         let name = entry.file_name().to_str().ok();
         if let Some(number) = name.and_then(|name| name.parse().ok()) {
@@ -153,6 +156,7 @@ impl Process {
     }
 
     fn opened(&self, name: &str, access: OFlags) -> io::Result<File> {
+        deadline::check()?;
         let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = openat(&self.folder, name, flags | OFlags::NONBLOCK, Mode::empty())?;
         Ok(file.into())
@@ -160,6 +164,7 @@ impl Process {
 
     /// Returns where a link in the process's folder leads.
     pub fn link(&self, name: &str) -> io::Result<Vec<u8>> {
+        deadline::check()?;
         Ok(readlinkat(&self.folder, name, Vec::new())?.into_bytes())
     }
 

@@ -4,13 +4,15 @@ use super::backend_name;
 use super::snapshot::Snapshot;
 use super::source::{Source, Unreadable};
 use crate::figures::{self, Table};
-use crate::foreign::pids;
+use crate::foreign::{Deadline, pids};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// List the processes that run on Pinfold
@@ -70,10 +72,10 @@ pub struct Found {
     pub sources: Vec<Source>,
     /// How many processes on Pinfold this user may not trace: forked children, and processes that
     /// have closed their descriptors.
-    untraceable: usize,
+    pub untraceable: usize,
     /// How many processes this user may not look at.
     hidden: usize,
-    /// How many processes were not looked at, because the look took too long.
+    /// How many processes were not looked at, or not wholly, because that took too long.
     pub unseen: usize,
     /// The processes that cannot be read, or not be asked.
     pub refused: Vec<(u32, Unreadable)>,
@@ -81,6 +83,8 @@ pub struct Found {
 
 /// How long a look at all processes may take. A process can make each look at it slow.
 const LOOK: Duration = Duration::from_secs(10);
+/// How long the reads of one process may take. Those of a process in order take milliseconds.
+const EACH: Duration = Duration::from_secs(2);
 
 /// Finds all processes.
 pub fn sources() -> Result<Found> {
@@ -96,24 +100,53 @@ pub fn sources() -> Result<Found> {
     let last = LAST.load(Relaxed);
     let (before, behind): (Vec<u32>, Vec<u32>) = pids.into_iter().partition(|&pid| pid <= last);
     let end = Instant::now() + LOOK;
+    let _look = Deadline::after(LOOK);
     let mut rest = behind.into_iter().chain(before);
     LAST.store(0, Relaxed);
     for pid in rest.by_ref() {
         if Instant::now() >= end {
             LAST.store(pid - 1, Relaxed);
-            found.unseen = 1 + rest.count();
+            found.unseen += 1 + rest.count();
             break;
         }
+        let Some(_opening) = Opening::begin(pid) else {
+            found.unseen += 1;
+            continue;
+        };
+        let _each = Deadline::after(EACH);
         match Source::open(pid) {
             Ok(source) => found.sources.push(source),
             Err(Unreadable::Untraceable) => found.untraceable += 1,
             Err(Unreadable::Forbidden) => found.hidden += 1,
+            Err(why) if why.is_late() => found.unseen += 1,
             // A child between its fork and its exec shares its parent's statistics.
             Err(Unreadable::NotShown | Unreadable::Gone | Unreadable::Shares) => {}
             Err(why) => found.refused.push((pid, why)),
         }
     }
     Ok(found)
+}
+
+/// A process that a thread is opening. The kernel may let a read wait as long as the process
+/// likes, and the other threads leave such a process out.
+struct Opening(u32);
+
+impl Opening {
+    /// Returns `None` if another thread is opening the process.
+    fn begin(pid: u32) -> Option<Opening> {
+        Opening::all().insert(pid).then(|| Opening(pid))
+    }
+
+    fn all() -> MutexGuard<'static, BTreeSet<u32>> {
+        static ALL: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
+        ALL.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Opening {
+    fn drop(&mut self) {
+        Opening::all().remove(&self.0);
+    }
 }
 
 /// Raises the limit of open files as far as this process may, and returns it. Each process that is
@@ -133,17 +166,25 @@ pub fn allow_many_files() -> u64 {
     limit.rlim_cur
 }
 
-/// Reads the processes that were found.
-pub fn rows(found: &Found) -> Vec<Row> {
-    let rows = found.sources.iter();
-    rows.filter_map(|source| Some(Row::of(source, &source.read().ok()?)))
-        .collect()
+/// Reads the processes that were found. Counts those that cannot be read in time.
+pub fn rows(found: &mut Found) -> Vec<Row> {
+    let _look = Deadline::after(LOOK);
+    let mut rows = Vec::new();
+    for source in &found.sources {
+        let _each = Deadline::after(EACH);
+        match source.read() {
+            Ok(snapshot) => rows.push(Row::of(source, &snapshot)),
+            Err(why) if why.is_late() => found.unseen += 1,
+            Err(_) => {}
+        }
+    }
+    rows
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
     let mut found = sources()?;
     found.sources.sort_by_key(|source| source.pid);
-    let rows = rows(&found);
+    let rows = rows(&mut found);
     for (pid, why) in &found.refused {
         figures::note(format_args!("process {pid}: {why}"));
     }
@@ -160,8 +201,9 @@ pub fn main(args: Args) -> Result<ExitCode> {
     }
     if found.unseen > 0 {
         figures::note(format_args!(
-            "{} processes were not looked at, because other processes took more than {} s to read",
+            "processes that were not read in time: {}; one may take {} s, and all together {} s",
             found.unseen,
+            EACH.as_secs(),
             LOOK.as_secs()
         ));
     }
@@ -207,4 +249,21 @@ fn table(rows: &[Row]) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise each finder of processes would hang at the same one, and none would be found.
+    #[test]
+    fn a_process_in_which_a_read_hangs_is_left_out() {
+        let own = std::process::id();
+        let hangs = Opening::begin(own).unwrap();
+        assert!(Opening::begin(own).is_none());
+        let found = sources().unwrap();
+        assert!(found.unseen >= 1);
+        drop(hangs);
+        assert!(Opening::begin(own).is_some());
+    }
 }

@@ -249,6 +249,7 @@ fn settings(bytes: &Bytes<'_>) -> Result<Vec<u64>, Refused> {
 
 impl Snapshot {
     /// Reads a segment that is in memory.
+    #[cfg(any(test, fuzzing))]
     pub fn parse(bytes: &[u8]) -> Result<Snapshot, Refused> {
         let read = |at: usize, size: usize| {
             let rest = bytes.get(at..).unwrap_or_default();

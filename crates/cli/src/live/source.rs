@@ -91,6 +91,13 @@ impl fmt::Display for Unreadable {
 
 impl std::error::Error for Unreadable {}
 
+impl Unreadable {
+    /// Returns whether a [`Deadline`](crate::foreign::Deadline) ended the reads.
+    pub fn is_late(&self) -> bool {
+        matches!(self, Unreadable::System(error) if error.kind() == ErrorKind::TimedOut)
+    }
+}
+
 impl From<Refused> for Unreadable {
     fn from(refused: Refused) -> Unreadable {
         Unreadable::Refused(refused)

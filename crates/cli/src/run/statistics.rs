@@ -1,5 +1,6 @@
 //! Reads the statistics files that the command's processes have left.
 
+use crate::foreign::{Content, open_own};
 use crate::live::{Cache, Snapshot};
 use anyhow::{Context, Result, anyhow};
 use pinfold::segment::{Call, SlabEvent};
@@ -48,10 +49,6 @@ impl Directory {
 
     /// Returns what the last program image of process `pid` counted, and what all other images
     /// counted.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "the folder is this command's own"
-    )]
     pub fn read(&self, pid: u32) -> Report {
         let mut all: Vec<(u32, u32, Process)> = Vec::new();
         for entry in fs::read_dir(&self.path).into_iter().flatten().flatten() {
@@ -62,10 +59,7 @@ impl Directory {
             let (Ok(process), Ok(image)) = (process.parse(), image.parse()) else {
                 continue;
             };
-            if let Some(counted) = fs::read(entry.path())
-                .ok()
-                .and_then(|bytes| Process::of(&Snapshot::parse(&bytes).ok()?))
-            {
+            if let Some(counted) = snapshot(&entry.path()).as_ref().and_then(Process::of) {
                 all.push((process, image, counted));
             }
         }
@@ -78,6 +72,13 @@ impl Directory {
             others: all.into_iter().map(|(.., counted)| counted).collect(),
         }
     }
+}
+
+/// Reads the statistics of a process that has ended. The process chose what the file holds.
+fn snapshot(path: &Path) -> Option<Snapshot> {
+    let content = Content::of_file(open_own(path).ok()?).ok()?;
+    let read = Snapshot::read(|at, size| content.read(at as u64, size));
+    read.ok()?.ok()
 }
 
 impl Drop for Directory {

@@ -8,14 +8,14 @@
 
 use super::once::Once;
 use crate::figures;
-use crate::foreign::Process;
+use crate::foreign::{Deadline, Process};
 use crate::live::list;
-use crate::live::snapshot::Snapshot;
+use crate::live::snapshot::{Memory, Snapshot};
 use crate::live::source::{Source, Unreadable};
 use crate::live::top::threads_by_cpu;
 use rustix::fs::{AtFlags, statat};
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,6 +27,10 @@ const LISTING: Duration = Duration::from_millis(300);
 const READING: Duration = Duration::from_millis(600);
 /// How long a client waits for a look, and before that for the first list of all processes.
 const PATIENCE: Duration = Duration::from_secs(4);
+/// How long one process may be read. Those that take longer are left out.
+const EACH: Duration = Duration::from_millis(500);
+/// The most memory for the numbers of all processes, and for the page that is made of them.
+const MEMORY: usize = 256 << 20;
 /// The most descriptors that are counted one by one.
 const MOST_LISTED: usize = 10_000;
 /// A read of one process that takes longer hangs.
@@ -40,8 +44,45 @@ const LISTING_HANGS: Duration = Duration::from_secs(20);
 #[derive(Debug)]
 pub struct Look {
     pub readings: Vec<Reading>,
-    /// How many processes could not be read, or not in time.
-    pub unread: usize,
+    pub unread: Unread,
+}
+
+/// How many processes are not in a look, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Unread {
+    /// Reading them failed.
+    pub failed: usize,
+    /// They could not be read in time.
+    pub late: usize,
+    /// This command may not open more files, or has no more memory for the numbers of processes.
+    pub beyond: usize,
+    /// They run on Pinfold, and this user may not trace them.
+    pub untraceable: usize,
+}
+
+impl Unread {
+    /// Returns the counts, with the names of the reasons.
+    pub fn by_reason(self) -> [(&'static str, usize); 4] {
+        [
+            ("error", self.failed),
+            ("time", self.late),
+            ("limit", self.beyond),
+            ("permission", self.untraceable),
+        ]
+    }
+
+    pub fn sum(self) -> usize {
+        let counts = self.by_reason().into_iter();
+        counts.fold(0, |sum, (_, count)| sum.saturating_add(count))
+    }
+
+    fn count(&mut self, why: &Unreadable) {
+        match why {
+            why if why.is_late() => self.late += 1,
+            Unreadable::Untraceable => self.untraceable += 1,
+            _ => self.failed += 1,
+        }
+    }
 }
 
 /// What one process shows.
@@ -88,8 +129,8 @@ struct List {
     entries: Mutex<Vec<Arc<Entry>>>,
     /// The most processes that are held open.
     most: usize,
-    /// How many processes could not be held or opened at the last listing.
-    unlisted: AtomicUsize,
+    /// The processes that could not be held or opened at the last listing.
+    unlisted: Mutex<Unread>,
     /// Whether the user named the processes.
     is_named: bool,
 }
@@ -102,7 +143,7 @@ impl Processes {
         let list = Arc::new(List {
             entries: Mutex::new(named.map(Entry::new).collect()),
             most,
-            unlisted: AtomicUsize::new(0),
+            unlisted: Mutex::default(),
             is_named,
         });
         let all = (!is_named).then(|| {
@@ -155,6 +196,10 @@ impl List {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn unlisted(&self) -> MutexGuard<'_, Unread> {
+        self.unlisted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Takes processes that have ended out of the list, and returns the others.
     fn living(&self) -> Vec<Arc<Entry>> {
         let mut entries = self.entries().clone();
@@ -174,7 +219,12 @@ impl List {
         let Ok(found) = list::sources() else {
             return;
         };
-        let mut unlisted = found.refused.len() + found.unseen;
+        let mut unlisted = Unread {
+            failed: found.refused.len(),
+            late: found.unseen,
+            untraceable: found.untraceable,
+            beyond: 0,
+        };
         let known = self.living();
         let known: HashSet<u32> = known.iter().map(|entry| entry.process().pid()).collect();
         for source in found.sources {
@@ -184,10 +234,10 @@ impl List {
             let mut entries = self.entries();
             match entries.len() < self.most {
                 true => entries.push(Entry::new(source)),
-                false => unlisted += 1,
+                false => unlisted.beyond += 1,
             }
         }
-        self.unlisted.store(unlisted, Relaxed);
+        *self.unlisted() = unlisted;
     }
 
     /// Reads all processes.
@@ -197,13 +247,17 @@ impl List {
         let end = Instant::now() + READING;
         let mut look = Look {
             readings: Vec::new(),
-            unread: self.unlisted.load(Relaxed),
+            unread: *self.unlisted(),
         };
+        let mut memory = 0_usize;
         for (nth, entry) in entries.iter().enumerate() {
             let is_late = nth > 0 && Instant::now() > end;
             let read = (!is_late).then(|| entry.read(with_threads)).flatten();
             match read {
-                Some(Ok(reading)) => look.readings.push(reading),
+                Some(Ok(reading)) => {
+                    memory = memory.saturating_add(reading.memory());
+                    look.keep(reading, memory);
+                }
                 Some(Err(Unreadable::Gone)) if entry.has_ended() => self.replace(entry, None),
                 Some(Err(why @ (Unreadable::Gone | Unreadable::Replaced))) => {
                     // It runs another program, which may show its statistics, at once or soon. A
@@ -212,16 +266,21 @@ impl List {
                     match entry.opened_anew() {
                         Some(next) => {
                             match next.read(with_threads) {
-                                Some(Ok(reading)) => look.readings.push(reading),
-                                _ => look.unread += 1,
+                                Some(Ok(reading)) => {
+                                    memory = memory.saturating_add(reading.memory());
+                                    look.keep(reading, memory);
+                                }
+                                Some(Err(why)) => look.unread.count(&why),
+                                None => look.unread.late += 1,
                             }
                             self.replace(entry, Some(next));
                         }
-                        None if stays => look.unread += 1,
+                        None if stays => look.unread.failed += 1,
                         None => self.replace(entry, None),
                     }
                 }
-                Some(Err(_)) | None => look.unread += 1,
+                Some(Err(why)) => look.unread.count(&why),
+                None => look.unread.late += 1,
             }
         }
         look.readings.sort_by_key(|reading| reading.pid);
@@ -278,6 +337,7 @@ impl Entry {
             }
             reading.get_or_insert(begin);
         }
+        let _each = Deadline::after(EACH);
         let read = self.source.read().map(|snapshot| Reading {
             pid: self.process().pid(),
             name: self.name(),
@@ -328,6 +388,31 @@ impl Entry {
                 u64::try_from(listed.len()).ok()
             }
         }
+    }
+}
+
+impl Look {
+    /// Takes what a process shows. `memory` is how much all readings so far take, this one
+    /// included.
+    fn keep(&mut self, reading: Reading, memory: usize) {
+        match memory <= MEMORY {
+            true => self.readings.push(reading),
+            false => self.unread.beyond += 1,
+        }
+    }
+}
+
+impl Reading {
+    /// Returns about how much memory the numbers take, together with their lines on the page for
+    /// Prometheus.
+    fn memory(&self) -> usize {
+        const LINES: usize = 2 << 10;
+        const LINE: usize = 512;
+        let snapshot = &self.snapshot;
+        let caches = snapshot.caches.iter();
+        let caches = caches.map(|cache| LINES + size_of_val(&cache.nodes[..]));
+        let nodes = (size_of::<Memory>() + LINE) * snapshot.nodes.len();
+        caches.sum::<usize>() + nodes + LINE * snapshot.counters.len() + LINES
     }
 }
 

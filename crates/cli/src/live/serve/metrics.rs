@@ -42,7 +42,7 @@ const UNREAD: Family = family(
     "pinfold_unread_processes",
     "",
     Kind::Gauge,
-    "Processes that could not be read, or not in time",
+    "Processes that are left out, by reason",
 );
 const COUNTER_EVENTS: Family = family(
     "pinfold_counter_events",
@@ -63,8 +63,10 @@ pub fn text(look: &Look, format: Format) -> String {
     for reading in &look.readings {
         add(&mut samples, reading);
     }
-    let unread = u64::try_from(look.unread).unwrap_or(u64::MAX);
-    samples.add(UNREAD, &Labels::default(), unread);
+    for (reason, count) in look.unread.by_reason() {
+        let labels = Labels::default().with("reason", reason);
+        samples.add(UNREAD, &labels, u64::try_from(count).unwrap_or(u64::MAX));
+    }
     samples.text(format)
 }
 
@@ -197,6 +199,7 @@ fn add_standard(samples: &mut Samples, reading: &Reading, process: &Labels) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::live::serve::look::Unread;
     use crate::live::snapshot::Snapshot;
     use crate::live::snapshot::tests::{segment, set_event};
 
@@ -211,7 +214,10 @@ mod tests {
         snapshot.caches[2].name = snapshot.caches[1].name.clone();
         let look = Look {
             readings: vec![Reading::with(snapshot)],
-            unread: 3,
+            unread: Unread {
+                late: 3,
+                ..Unread::default()
+            },
         };
         let text = text(&look, Format::Text);
         let value = |family: &str| {
@@ -222,6 +228,7 @@ mod tests {
         };
         assert_eq!(value("pinfold_cache_slabs{"), 3.0);
         assert_eq!(value("pinfold_cache_refills_total{"), 100.0);
-        assert_eq!(value("pinfold_unread_processes "), 3.0);
+        assert_eq!(value("pinfold_unread_processes{reason=\"time\"}"), 3.0);
+        assert_eq!(value("pinfold_unread_processes{reason=\"error\"}"), 0.0);
     }
 }

@@ -264,7 +264,7 @@ mod tests {
     fn one_profile_is_made_at_a_time() {
         let look = Look {
             readings: vec![Reading::with(Snapshot::parse(&segment(0)).unwrap())],
-            unread: 0,
+            unread: look::Unread::default(),
         };
         let request = Request {
             path: "/debug/pprof/heap".to_owned(),

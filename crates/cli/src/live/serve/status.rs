@@ -73,7 +73,7 @@ impl<'l> Process<'l> {
 pub fn text(look: &Look) -> String {
     let status = Status {
         processes: look.readings.iter().map(Process::of).collect(),
-        unread: look.unread,
+        unread: look.unread.sum(),
     };
     // The numbers and names have a form in JSON.
     serde_json::to_string(&status).unwrap_or_default()

@@ -93,7 +93,7 @@ impl Watched {
                 }
             },
             Watched::All(rows) => {
-                *rows = list::rows(&list::sources()?);
+                *rows = list::rows(&mut list::sources()?);
                 rows.sort_by_key(|row| std::cmp::Reverse(row.held_bytes));
             }
         }
