@@ -297,3 +297,44 @@ fn the_process_that_names_answers_nobody_else() {
         .unwrap();
     assert!(!help.contains("name-functions"));
 }
+
+/// A user who shares the folder may have put anything under the name of the file. The library
+/// replaces none of it, and the user who waits for the profile must hear of that.
+#[test]
+fn a_profile_that_could_not_be_written_is_refused_before_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("heap");
+    let file = file.to_str().unwrap();
+    let said = |script: &str, more: &str| {
+        // `exec` keeps the number of the shell's process.
+        let run = format!("{script}; exec \"$PINFOLD\" run {more} --heap-file \"$1\" echo ran");
+        let output = Command::new("sh")
+            .args(["-c", &run, "sh", file])
+            .env("PINFOLD", env!("CARGO_BIN_EXE_pinfold"))
+            .output()
+            .unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (
+            output.status.code(),
+            text(&output.stdout),
+            text(&output.stderr),
+        )
+    };
+    for (plant, why) in [
+        ("mkfifo", "not a regular file"),
+        ("mkdir", "not a regular file"),
+        ("ln -s /dev/null", "not a regular file"),
+        ("ln -s /no/such/file", "not a regular file"),
+    ] {
+        let (status, out, error) = said(&format!("{plant} \"$1.$$\""), "");
+        assert_eq!((status, &out[..]), (Some(2), ""), "{plant}: {error}");
+        for word in [why, file, "remove it"] {
+            assert!(error.contains(word), "{plant}: {error}");
+        }
+    }
+    let (status, out, error) = said("echo > \"$1.$$\"", "");
+    assert_eq!((status, &out[..]), (Some(0), "ran\n"), "{error}");
+    let (status, _, error) = said("mkdir \"$1\"", "");
+    assert_eq!(status, Some(2), "a folder");
+    assert!(error.contains("this is a folder"), "{error}");
+}

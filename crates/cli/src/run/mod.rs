@@ -10,6 +10,7 @@ mod signals;
 pub mod statistics;
 
 use crate::figures;
+use crate::foreign::{Unopened, open_own};
 use anyhow::{Context, Result, bail};
 use pinfold_malloc::settings::{
     GUARD, HARDENED, HEAP, HEAP_FILE, POLICY, SHEPHERD, SLAB_DEBUG, STATS,
@@ -19,6 +20,7 @@ use program::{Obstacle, Program};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Command, ExitCode, ExitStatus};
 
 /// The exit status of shells for a command that cannot be executed.
@@ -119,7 +121,7 @@ impl Args {
 pub fn main(args: Args) -> Result<ExitCode> {
     environment::check()?;
     if let Some(file) = &args.heap_file {
-        check_folder(file)?;
+        check_heap_file(file)?;
     }
     let placed = placement::place(args.policy.as_deref())?;
     let library = library::find()?;
@@ -162,22 +164,49 @@ pub fn main(args: Args) -> Result<ExitCode> {
         run_and_report(name, command, placed, &args)
     } else {
         // `exec` replaces this process, so the program keeps its process id, terminal and signals.
+        if let Some(file) = args.heap_file.as_ref().filter(|_| obstacle.is_none()) {
+            check_place(file, std::process::id())?;
+        }
         signals::restore_sigpipe();
         Ok(refuse(name, &command.exec()))
     }
 }
 
-/// Refuses a file for heap profiles whose folder does not exist: the program could only be silent
-/// about it when it ends.
-fn check_folder(file: &OsStr) -> Result<()> {
+/// Refuses a file for heap profiles that is a folder, or whose folder does not exist: the program
+/// could only be silent about it when it ends.
+fn check_heap_file(file: &OsStr) -> Result<()> {
     let path = std::path::absolute(file)?;
-    if path.file_name().is_none() || !path.parent().is_some_and(|folder| folder.is_dir()) {
-        bail!(
-            "--heap-file {}: give a file in a folder that exists",
-            file.display()
-        );
-    }
-    Ok(())
+    let wrong = if path.is_dir() {
+        format!(
+            "this is a folder; give a file, as {}",
+            path.join("heap").display()
+        )
+    } else if path.file_name().is_none() || !path.parent().is_some_and(|folder| folder.is_dir()) {
+        "give a file in a folder that exists".to_owned()
+    } else {
+        return Ok(());
+    };
+    bail!("--heap-file {}: {wrong}", file.display());
+}
+
+/// Checks that process `pid` can write its heap profile to `FILE.PID`. The library replaces nothing
+/// but a regular file of its user.
+fn check_place(file: &OsStr, pid: u32) -> Result<()> {
+    let mut path = std::path::absolute(file)?.into_os_string();
+    path.push(format!(".{pid}"));
+    let why = match open_own(Path::new(&path)) {
+        Ok(_) => return Ok(()),
+        Err(Unopened::System(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(Unopened::System(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
+            "it belongs to another user".to_owned()
+        }
+        Err(why) => why.to_string(),
+    };
+    bail!(
+        "--heap-file {}: no heap profile can be written to {}: {why}; remove it, or give a file in a folder where only you can write",
+        file.display(),
+        path.display()
+    );
 }
 
 /// Runs the command as a child process, and prints the reports when it has ended.
@@ -215,6 +244,9 @@ fn run_and_report(
     }
     if args.leaks {
         leaks::print(&heap_file, started);
+        if let Err(error) = check_place(heap_file.as_os_str(), child.id()) {
+            figures::note(error);
+        }
     }
     Ok(exit_code(status))
 }
