@@ -9,7 +9,7 @@ use super::shared::SharedSlice;
 use super::truth::Witness;
 use super::workers::{self, Control, Loop, Wave, Worker};
 use anyhow::{Result, bail, ensure};
-use pinfold_benchkit::Padded;
+use pinfold_benchkit::{Padded, spin_until};
 use std::io;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
@@ -184,12 +184,13 @@ fn lead<D: Design>(
     let (mut sums, mut error) = (0, 0);
     let start: Instant = control.go(setup.threads)?;
     if setup.summing {
-        while start.elapsed() < setup.time {
+        while control.lasts(start, setup.time) {
             error = witness.error_of(|| design.sum()).max(error);
             sums += 1;
         }
     } else {
         std::thread::sleep(setup.time);
+        spin_until(|| !control.lasts(start, setup.time));
     }
     Ok(Led {
         elapsed: start.elapsed(),

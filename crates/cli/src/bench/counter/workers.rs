@@ -46,7 +46,12 @@ const STOP: u32 = 2;
 pub struct Control {
     state: AtomicU32,
     ready: AtomicU32,
+    /// 1 after a worker has begun.
+    has_begun: AtomicU32,
 }
+
+/// How long the leader waits for the workers.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 // SAFETY: the type holds only atomics and padding, for which zero bytes are valid. They mean that
 // no worker is ready and that all wait.
@@ -55,7 +60,6 @@ unsafe impl Zeroed for Padded<Control> {}
 impl Control {
     /// Waits until all workers are ready, lets them go at once, and returns the time of that.
     pub fn go(&self, workers: usize) -> Result<Instant> {
-        const PATIENCE: Duration = Duration::from_secs(60);
         let begin = Instant::now();
         let all = || self.ready.load(Acquire) as usize == workers;
         spin_until(|| all() || begin.elapsed() > PATIENCE);
@@ -73,10 +77,24 @@ impl Control {
         self.state.store(STOP, Release);
     }
 
-    /// Reports a worker as ready, and waits until all workers may begin or must stop.
-    pub fn wait_to_go(&self) {
+    /// Reports a worker as ready, and waits until all workers may begin or must stop. Returns
+    /// whether they may begin.
+    pub fn wait_to_go(&self) -> bool {
         self.ready.fetch_add(1, Release);
         spin_until(|| self.state.load(Acquire) != WAIT);
+        let may_begin = self.is_going();
+        if may_begin {
+            // Relaxed: the flag orders nothing.
+            self.has_begun.store(1, Relaxed);
+        }
+        may_begin
+    }
+
+    /// Returns whether a run that began at `start` must go on, which lasts `time`. On a busy
+    /// machine it may be longer until the first worker gets a CPU, and the run goes on until then.
+    pub fn lasts(&self, start: Instant, time: Duration) -> bool {
+        let gone = start.elapsed();
+        gone < time || self.has_begun.load(Relaxed) == 0 && gone < PATIENCE
     }
 
     /// Returns whether the workers must go on.
@@ -159,9 +177,10 @@ fn work<D: Design, const MMAP: bool, const PUBLISH: bool>(
             worker.step.end();
         }
     };
-    control.wait_to_go();
+    let mut goes_on = control.wait_to_go();
     let mut loops = 0;
-    while control.is_going() {
+    // A worker that has begun makes a loop, even if the run has ended meanwhile.
+    while goes_on {
         let mut mapped = Ok(());
         for _ in 0..adds {
             add(amount);
@@ -177,6 +196,7 @@ fn work<D: Design, const MMAP: bool, const PUBLISH: bool>(
             break;
         }
         loops += 1;
+        goes_on = control.is_going();
     }
     worker.loops.store(loops, Release);
 }
@@ -289,4 +309,22 @@ fn wait(child: libc::pid_t) -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise a short run on a busy machine ends before any worker gets a CPU.
+    #[test]
+    fn a_run_lasts_until_a_worker_has_begun() {
+        let control = Control::default();
+        control.state.store(GO, Release);
+        let start = Instant::now();
+        assert!(control.lasts(start, Duration::ZERO));
+        assert!(control.wait_to_go());
+        assert!(!control.lasts(start, Duration::ZERO));
+        control.stop();
+        assert!(!control.wait_to_go());
+    }
 }
