@@ -1,5 +1,5 @@
-//! A heap profile as a process shows it or leaves it in a file, and what is made of it. The parts of
-//! files are forgotten before functions are named: another process reads the files.
+//! A heap profile as a process shows it or leaves it in a file, and what is made of it. The parts
+//! of files are forgotten before functions are named: another process reads the files.
 #![no_main]
 
 use command::fuzzing::raw::Raw;

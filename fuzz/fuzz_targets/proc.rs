@@ -1,6 +1,6 @@
 //! The kernel's texts about a process, in which the process has chosen names and paths: `stat`,
-//! `status`, `comm` and `maps`. The input's parts, between bytes 0xfe, become the files of a made-up
-//! folder of `/proc`.
+//! `status`, `comm` and `maps`. The input's parts, between bytes 0xfe, become the files of a
+//! made-up folder of `/proc`.
 #![no_main]
 
 use command::fuzzing::{Mapping, Process, escaped, open_mapped};

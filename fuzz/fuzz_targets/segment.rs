@@ -1,5 +1,5 @@
-//! The statistics segment, which another process wrote: as the commands about running processes read
-//! it, and as `pinfold run` does.
+//! The statistics segment, which another process wrote: as the commands about running processes
+//! read it, and as `pinfold run` does.
 #![no_main]
 
 use command::fuzzing::Snapshot;

@@ -20,27 +20,50 @@ const MARKS: [&str; 10] = [
     "whoever",
 ];
 
+/// How a file's comments begin.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Language {
+    /// The file is Markdown, and all of it is prose but fenced code.
+    Markdown,
+    /// `//` or `/*`.
+    Slashes,
+    /// `#`.
+    Hash,
+}
+
+fn language(file: &Path) -> Option<Language> {
+    let extension = file.extension().and_then(|extension| extension.to_str());
+    match extension {
+        Some("md") => Some(Language::Markdown),
+        Some("rs" | "c" | "cc" | "cpp" | "h" | "hpp") => Some(Language::Slashes),
+        Some("toml" | "sh") => Some(Language::Hash),
+        // The scripts of `.ci` have no extension.
+        None if file.parent()?.file_name()? == ".ci" => Some(Language::Hash),
+        _ => None,
+    }
+}
+
 /// Whether `file` has prose that is checked.
 pub fn is_checked(file: &Path) -> bool {
-    let extension = file.extension().and_then(|extension| extension.to_str());
-    matches!(
-        extension,
-        Some("rs" | "c" | "cc" | "cpp" | "h" | "hpp" | "md")
-    )
+    language(file).is_some()
 }
 
 /// Adds a fault for each line of `text` that breaks a rule.
 pub fn check(file: &Path, text: &str, faults: &mut Vec<String>) {
-    let is_markdown = file.extension().is_some_and(|extension| extension == "md");
+    let Some(language) = language(file) else {
+        return;
+    };
     let mut fenced = false;
     for (at, line) in text.lines().enumerate() {
         let place = format!("{}:{}", file.display(), at + 1);
         let trimmed = line.trim_start();
-        let prose = if is_markdown {
-            fenced ^= trimmed.starts_with("```");
-            (!fenced).then_some(trimmed)
-        } else {
-            comment(trimmed)
+        let prose = match language {
+            Language::Markdown => {
+                fenced ^= trimmed.starts_with("```");
+                (!fenced).then_some(trimmed)
+            }
+            Language::Slashes => comment(trimmed),
+            Language::Hash => trimmed.strip_prefix('#'),
         };
         let Some(prose) = prose else { continue };
         let is_table = prose.trim_start().starts_with(['|', '#', '┌', '│', '└']);
@@ -58,10 +81,12 @@ pub fn check(file: &Path, text: &str, faults: &mut Vec<String>) {
     }
 }
 
-/// The text of a comment line, or `None` if the line is code.
+/// The text of a comment line, or of a comment in C behind code. `None` if the line is code.
 fn comment(line: &str) -> Option<&str> {
     let markers = ["///", "//!", "//", "/*", "* "];
-    markers.iter().find_map(|marker| line.strip_prefix(marker))
+    let whole = markers.iter().find_map(|marker| line.strip_prefix(marker));
+    let behind = || line.strip_suffix("*/")?.split_once(" /* ");
+    whole.or_else(|| Some(behind()?.1))
 }
 
 /// The first mark in `prose`.
@@ -104,6 +129,10 @@ mod tests {
         assert_eq!(faults("a.md", &format!("| {long} |")), 0);
         assert_eq!(faults("a.md", &format!("```\n{long}\n```")), 0);
         assert_eq!(faults("a.rs", &format!("let text = \"{long}\";")), 0);
+        assert_eq!(faults("a.h", &format!("A = 1, /* {long}*/")), 1);
+        assert_eq!(faults("a.toml", &format!("# {long}")), 1);
+        assert_eq!(faults(".ci/run", &format!("  # {long}")), 1);
+        assert_eq!(faults(".ci/run", &format!("echo \"{long}\"")), 0);
     }
 
     #[test]

@@ -26,7 +26,7 @@ pub fn main(args: Args) -> Result<()> {
         return edges(floors);
     }
     let mut files = Vec::new();
-    for folder in ["crates", "bench", "xtask", "docs", "vm"] {
+    for folder in [".ci", "crates", "bench", "xtask", "docs", "fuzz", "vm"] {
         collect(Path::new(folder), &mut files)?;
     }
     for entry in fs::read_dir(".")? {

@@ -437,7 +437,7 @@ enum pinfold_slab_fault {
 	PINFOLD_SLAB_WRONG_CACHE = 5,        /* the freed object belongs to another cache */
 	PINFOLD_SLAB_LEAKED = 6,             /* an object has not come back */
 	PINFOLD_SLAB_RECORDS = 7,            /* the cache's own records contradict each other */
-	PINFOLD_SLAB_USED_AFTER_FREE = 8,    /* a free object was passed to realloc or malloc_usable_size */
+	PINFOLD_SLAB_USED_AFTER_FREE = 8,    /* realloc or malloc_usable_size got a free object */
 	PINFOLD_SLAB_WRONG_SIZE = 9          /* an object was freed with a size that it cannot have */
 };
 
