@@ -159,6 +159,43 @@ fn a_write_after_the_free_is_found_by_the_next_allocation() {
     free(&cache, other);
 }
 
+/// The last object of a slab may leave its slab empty. The slab must not go back to the arena with
+/// the fault.
+#[test]
+fn writes_after_the_free_of_a_slabs_only_object() {
+    on_report(keep);
+    for size in [64, 40 << 10, 64 << 10] {
+        let layout = Layout::from_size_align(size, 64).unwrap();
+        let cache = KmemCache::builder("only_one", layout).debug(DebugFlags::DEFAULT);
+        // Found by the next allocation.
+        let cache = cache.build().unwrap();
+        let object = cache.alloc().unwrap();
+        free(&cache, object);
+        poke(object, size as isize - 1, 1);
+        let other = cache.alloc().unwrap();
+        assert_ne!(other, object, "given out although it was written to");
+        let found = reports();
+        assert_eq!(found.len(), 1, "{size}");
+        assert_eq!(part(found[0].0), Part::Poison);
+        assert!(found[0].1.contains("freed by thread"), "{}", found[0].1);
+        // Found although other slabs became empty later, also by the end of the cache.
+        let others: Vec<_> = (0..6).map(|_| cache.alloc().unwrap()).collect();
+        free(&cache, other);
+        poke(other, 0, 2);
+        others.into_iter().for_each(|object| free(&cache, object));
+        assert_eq!(reports().len(), 0);
+        let leak = cache.destroy().unwrap_err();
+        assert_eq!(leak.objects, 1, "the first one");
+        let found = reports();
+        assert_eq!(found.len(), 1, "{size}: {found:?}");
+        assert!(
+            found[0].1.contains(&format!("object {other:p}")),
+            "{}",
+            found[0].1
+        );
+    }
+}
+
 #[test]
 fn a_red_zone_clobbered_after_the_free() {
     let cache = cache("rz_free", DebugFlags::RED_ZONE);

@@ -213,6 +213,17 @@ impl Descriptor {
         faults
     }
 
+    /// Checks all slots of a debugged cache, repairs wrong bytes, and reports the first sixteen
+    /// faults.
+    pub(super) fn tell_faults(&self) {
+        if let Some(slot_layout) = self.slot_layout.as_ref() {
+            let faults = self.faults(slot_layout, false);
+            faults
+                .iter()
+                .for_each(|fault| self.tell(slot_layout, fault));
+        }
+    }
+
     /// Allocates an object of a debugged cache from the node that the cache wants, or from another
     /// node if that one has no memory.
     #[cold]

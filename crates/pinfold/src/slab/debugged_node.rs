@@ -42,10 +42,12 @@ impl Node {
         // thread owns it.
         unsafe {
             let (start, nth, _) = slab_of(slot).state(cache, slot);
-            if let Some(fault) = slot_layout.fault(slot, (start, nth, false), true) {
+            let fault = slot_layout.fault(slot, (start, nth, false), true);
+            // Also a slot that is never used again has the marks of one in use, for later checks.
+            slot_layout.set_used(slot, requested);
+            if let Some(fault) = fault {
                 return Err(fault);
             }
-            slot_layout.set_used(slot, requested);
             slot_layout.set_track(slot, 0, || track.unwrap_or(Track::NOBODY));
         }
         Ok(NonNull::new(slot))

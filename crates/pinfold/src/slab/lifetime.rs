@@ -23,6 +23,8 @@ impl KmemCache {
     }
 
     fn release(&self) -> usize {
+        // Reports what was written to freed objects, before their slabs go back.
+        self.descriptor.tell_faults();
         let nodes = self.descriptor.nodes().iter();
         nodes.map(|node| node.shrink(self.descriptor)).sum()
     }

@@ -193,6 +193,23 @@ impl Objects {
         }
     }
 
+    /// Returns whether no slot of an empty slab of this debugged cache was written to. The caller
+    /// holds the lock of the slab's node.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn is_intact(&self, slab: &Slab) -> bool {
+        let Some(slot_layout) = &self.slot_layout else {
+            return true;
+        };
+        let start = slab.start();
+        (0..self.geometry.per_slab).all(|nth| {
+            let slot = start.wrapping_add(nth * self.geometry.size);
+            let position = (start.cast_const(), nth, false);
+            // SAFETY: all slots of the slab are free, and the caller holds the lock.
+            unsafe { slot_layout.fault(slot, position, false) }.is_none()
+        })
+    }
+
     /// Returns whether `address` lies in a slab of this cache. `address` may be any address.
     #[inline(always)]
     pub(super) fn contains(&self, address: *const u8) -> bool {

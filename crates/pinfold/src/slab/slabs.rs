@@ -37,9 +37,15 @@
 //!
 //! | slabs | how many stay empty |
 //! |---|---|
-//! | of one object | none, because the arena serves them as fast |
+//! | of one object, not debugged | none, because the arena serves them as fast |
 //! | other | a sixteenth of the cache's slabs on the node |
 //! | other, while the empty slabs of all caches have at most [`MAX_KEPT`] granules | two more |
+//! | of a debugged cache | always two more |
+//!
+//! A debugged cache checks an empty slab before the slab goes back, and the slab that became empty
+//! first goes first. So a write to a freed object is found also if the object was the last one of
+//! its slab. A slab with a fault stays. The next allocation from it, or the next check of the
+//! whole cache, reports the fault.
 //!
 //! The other empty slabs go back to the arena at once, where their runs serve any size. Kept slabs
 //! that stay empty for a while go back too ([`Slabs::release_idle`]).
@@ -291,6 +297,7 @@ impl Slabs {
         };
         // Keeps no slabs of one object, because the arena serves a run as fast as this list does.
         let most = match cache.geometry.per_slab {
+            _ if cache.slot_layout.is_some() => self.count / SHARE_EMPTY + EMPTY_MORE,
             1 => 0,
             _ => self.count / SHARE_EMPTY + more,
         };
@@ -338,7 +345,13 @@ impl Slabs {
     fn release_empty(&mut self, cache: &Objects, most: usize) -> usize {
         let mut released = 0;
         while released < most && self.filled >> EMPTY & 1 == 1 {
-            let index = self.first[EMPTY];
+            let index = match cache.slot_layout {
+                None => self.first[EMPTY],
+                Some(_) => match self.oldest_intact(cache) {
+                    Some(index) => index,
+                    None => break,
+                },
+            };
             self.unlink(cache, EMPTY, index);
             if !self.release(cache, index) {
                 self.link(cache, EMPTY, index);
@@ -347,6 +360,22 @@ impl Slabs {
             released += 1;
         }
         released
+    }
+
+    /// Returns the slab of a debugged cache that has been empty for the longest, of those without a
+    /// fault.
+    #[cold]
+    fn oldest_intact(&self, cache: &Objects) -> Option<u32> {
+        let mut index = self.first[EMPTY];
+        // SAFETY: all slabs of the list are of this node.
+        let slab = |index| unsafe { self.slab(index) };
+        while slab(index).next.get() != NIL {
+            index = slab(index).next.get();
+        }
+        while index != NIL && !cache.is_intact(slab(index)) {
+            index = slab(index).prev.get();
+        }
+        (index != NIL).then_some(index)
     }
 
     /// Makes a slab, and puts it into the list of empty slabs.
