@@ -148,8 +148,9 @@ fn handler_for(action: &libc::sigaction) -> Option<libc::sigaction> {
     }
     // A sandbox may carry out system calls in a handler of SIGSYS. The kernel ends a process that
     // blocks this signal there.
-    // SAFETY: the set is a valid one.
-    unsafe { libc::sigdelset(&raw mut ours.sa_mask, libc::SIGSYS) };
+    let signals = (&raw mut ours.sa_mask).cast::<u64>();
+    // SAFETY: a set of signals begins with a word of 64 bits, one for each signal.
+    unsafe { *signals &= !(1 << (libc::SIGSYS - 1)) };
     if same.is_none() {
         // SAFETY: action `nth` is this thread's alone, until it is counted.
         unsafe { replaced(nth).write(*action) };

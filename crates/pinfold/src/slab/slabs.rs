@@ -42,10 +42,9 @@
 //! | other, while the empty slabs of all caches have at most [`MAX_KEPT`] granules | two more |
 //! | of a debugged cache | always two more |
 //!
-//! A debugged cache checks an empty slab before the slab goes back, and the slab that became empty
-//! first goes first. So a write to a freed object is found also if the object was the last one of
-//! its slab. A slab with a fault stays. The next allocation from it, or the next check of the
-//! whole cache, reports the fault.
+//! A debugged cache checks an empty slab before the slab goes back, so that it finds a write to an
+//! object that was its slab's last. A slab with a fault stays until an allocation from it, or a
+//! check of the cache, reports the fault. The slab that became empty first goes back first.
 //!
 //! The other empty slabs go back to the arena at once, where their runs serve any size. Kept slabs
 //! that stay empty for a while go back too ([`Slabs::release_idle`]).
@@ -362,8 +361,7 @@ impl Slabs {
         released
     }
 
-    /// Returns the slab of a debugged cache that has been empty for the longest, of those without a
-    /// fault.
+    /// Returns the empty slab without a fault of a debugged cache that became empty first.
     #[cold]
     fn oldest_intact(&self, cache: &Objects) -> Option<u32> {
         let mut index = self.first[EMPTY];
