@@ -1,7 +1,7 @@
 //! `cargo xtask install`: installs the command, the libraries, the headers and the pkg-config file.
 
 use anyhow::{Context, Result, bail};
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -73,6 +73,9 @@ pub fn main(args: Args) -> Result<()> {
 }
 
 fn build() -> Result<()> {
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
+    let flags = flags_without_paths(&target)?;
     for package in [
         &["-p", "pinfold-preload"][..],
         &["-p", "pinfold-names"],
@@ -81,12 +84,46 @@ fn build() -> Result<()> {
         let status = Command::new(env!("CARGO"))
             .args(["build", "--release"])
             .args(package)
+            .env("CARGO_ENCODED_RUSTFLAGS", &flags)
             .status()?;
         if !status.success() {
             bail!("the build failed");
         }
     }
     Ok(())
+}
+
+/// Returns the compiler's flags with which no file names this source folder, the crates' folder or
+/// the builder's home. The flags of the environment stay.
+fn flags_without_paths(target: &Path) -> Result<OsString> {
+    const BETWEEN: &str = "\x1f";
+    let mut flags: Vec<OsString> = match std::env::var_os("CARGO_ENCODED_RUSTFLAGS") {
+        Some(flags) => Vec::from([flags]),
+        None => {
+            let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+            flags.split_whitespace().map(OsString::from).collect()
+        }
+    };
+    let home = std::env::home_dir();
+    let crates = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let crates = crates.or_else(|| Some(home.as_ref()?.join(".cargo")));
+    // The compiler takes the last pair that fits, so that the innermost folder comes last.
+    for (folder, name) in [
+        (home, "home"),
+        (crates, "cargo"),
+        (Some(std::env::current_dir()?), "pinfold"),
+        (Some(std::path::absolute(target)?), "target"),
+    ] {
+        let Some(folder) = folder.filter(|folder| folder.parent().is_some()) else {
+            continue;
+        };
+        let mut flag = OsString::from("--remap-path-prefix=");
+        flag.push(folder);
+        flag.push("=");
+        flag.push(name);
+        flags.push(flag);
+    }
+    Ok(flags.join(OsStr::new(BETWEEN)))
 }
 
 fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
