@@ -129,7 +129,7 @@ fn run_of(run: arena::Run, size: usize, zeroed: bool) -> *mut u8 {
     let block = run.start.as_ptr();
     if zeroed && !run.zeroed {
         // SAFETY: the run is new, so this thread owns it, and it has at least `size` bytes.
-        unsafe { block.write_bytes(0, size) };
+        unsafe { arena::zero_run(run.start, size) };
     }
     count::allocated_large(size.div_ceil(GRANULE).max(1) * GRANULE);
     block

@@ -146,14 +146,18 @@ unsafe fn keep(block: *mut u8, size: usize) -> *mut u8 {
 unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut u8 {
     // SAFETY: errno is the calling thread's own.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: the caller owns `block`. The kernel may move the pages to any page address, so a
-    // block with a larger alignment is copied below instead.
-    let moved = (align <= ALIGN).then(|| unsafe { move_pages(block, room, size) });
+    let grows = size > room && room >= GRANULE && size < HUGE && align <= ALIGN;
+    let growing = |fresh| grows.then(|| alloc_growing(size, fresh)).flatten();
+    let resident = is_run(block).then(|| growing(false)).flatten();
+    // The kernel may move the pages to any page address, so a block with a larger alignment is
+    // copied below instead.
+    let may_move = resident.is_none() && align <= ALIGN;
+    // SAFETY: the caller owns `block`, which came from this module.
+    let moved = may_move.then(|| unsafe { move_pages(block, room, size) });
     let moved = if let Some(moved) = moved.flatten() {
         moved.as_ptr()
     } else {
-        let grows = size > room && room >= GRANULE && size < HUGE && align <= ALIGN;
-        let fresh = if grows { alloc_growing(size) } else { None };
+        let fresh = resident.or_else(|| growing(true));
         let fresh = fresh.unwrap_or_else(|| alloc_aligned(size, align));
         // SAFETY: `fresh` is null or new. Both blocks have at least the smaller of the two sizes,
         // and the caller passes ownership of `block`.
@@ -168,13 +172,14 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
     moved
 }
 
-/// Allocates a run with room behind it, for a block that is likely to grow again. Returns `None` if
-/// there is no such run, or if the class of `size` checks its blocks.
-fn alloc_growing(size: usize) -> Option<*mut u8> {
+/// Allocates a run, if possible with room behind it, for a block that is likely to grow again.
+/// Takes fresh memory only if `fresh` is true. Returns `None` if there is no such run, or if the
+/// class of `size` checks its blocks.
+fn alloc_growing(size: usize, fresh: bool) -> Option<*mut u8> {
     if size <= MAX_CLASS_SIZE && kmalloc::checks(kmalloc::class_of(size)) {
         return None;
     }
-    let block = arena::alloc_growing_run(size, arena::node_here())?.as_ptr();
+    let block = arena::alloc_growing_run(size, arena::node_here(), fresh)?.as_ptr();
     count::allocated_large(size.div_ceil(GRANULE) * GRANULE);
     count::requested_large(block, size);
     Some(block)

@@ -2,8 +2,8 @@
 //! back to the system.
 
 use pinfold::arena::{
-    self, GRANULE, HUGE, LARGE, Run, alloc_aligned_run, alloc_run, entry, free_run, move_run,
-    resize_run, run_size,
+    self, GRANULE, HUGE, LARGE, Run, alloc_aligned_run, alloc_growing_run, alloc_run, entry,
+    free_run, move_run, resize_run, run_size,
 };
 use std::collections::HashMap;
 use std::fs;
@@ -207,6 +207,88 @@ fn a_run_grows_into_what_is_free_behind_it() {
     give(run);
 }
 
+/// A long block takes the memory that is resident, and only the rest from what is not.
+#[test]
+fn a_long_run_begins_with_memory_that_was_used() {
+    if !alone("a_long_run_begins_with_memory_that_was_used") {
+        return;
+    }
+    let (run, behind) = (take(30), take(10));
+    write(run, 30);
+    // SAFETY: the test owns both runs, and does not use them any more.
+    unsafe {
+        free_run(behind);
+        arena::trim();
+        free_run(run);
+    }
+    let dirty = arena::dirty();
+    assert_eq!(dirty, 30 * GRANULE as u64);
+    let held = arena::held();
+    let long = alloc_run(35, 0, LARGE, false).unwrap();
+    assert_eq!(long.start, run);
+    assert!(!long.zeroed);
+    assert_eq!(
+        (arena::dirty(), arena::held()),
+        (0, held + 5 * GRANULE as u64)
+    );
+    write(long.start, 35);
+    check(long.start, run.as_ptr() as usize, 35);
+    give(long.start);
+    assert_eq!(arena::dirty(), 35 * GRANULE as u64);
+}
+
+/// A run with free memory of several states behind it grows over all of them.
+#[test]
+fn a_run_grows_over_used_and_unused_memory() {
+    if !alone("a_run_grows_over_used_and_unused_memory") {
+        return;
+    }
+    let (run, first, second) = (take(20), take(5), take(5));
+    write(run, 20);
+    give(second);
+    arena::trim();
+    give(first);
+    // SAFETY: the test owns the run, and no other thread takes memory.
+    unsafe {
+        assert!(
+            resize_run(run, 50),
+            "over a dirty, a clean and an absent part"
+        );
+        check(run, run.as_ptr() as usize, 20);
+        write(run, 50);
+    }
+    give(run);
+    assert_eq!(arena::dirty(), 50 * GRANULE as u64);
+}
+
+/// A block that grows is copied to resident memory if there is some.
+#[test]
+fn a_growing_block_gets_memory_that_was_used() {
+    if !alone("a_growing_block_gets_memory_that_was_used") {
+        return;
+    }
+    let size = 40 * GRANULE;
+    assert_eq!(alloc_growing_run(size, 0, false), None);
+    let (run, behind) = (take(40), take(1));
+    give(run);
+    assert_eq!(alloc_growing_run(size, 0, false), Some(run));
+    let fresh = alloc_growing_run(size, 0, true).unwrap();
+    assert!(fresh != run && entry(fresh.as_ptr() as usize) == LARGE);
+    [run, behind, fresh].into_iter().for_each(give);
+}
+
+/// What is cut off a fresh run for its alignment was never used, so it is not kept as used memory.
+#[test]
+fn the_rest_of_an_aligned_run_stays_clean() {
+    if !alone("the_rest_of_an_aligned_run_stays_clean") {
+        return;
+    }
+    arena::trim();
+    let run = alloc_aligned_run(GRANULE, 64 * GRANULE, 0).unwrap();
+    assert_eq!(arena::dirty(), 0);
+    give(run.start);
+}
+
 #[test]
 fn a_run_moves_with_its_pages() {
     if !alone("a_run_moves_with_its_pages") {
@@ -248,22 +330,26 @@ fn aligned_runs_are_aligned() {
     if !alone("aligned_runs_are_aligned") {
         return;
     }
-    let mut runs = Vec::new();
-    for shift in 17..25 {
-        for size in [1, GRANULE, 5 * GRANULE + 1] {
-            let run = alloc_aligned_run(size, 1 << shift, 0).unwrap();
-            let at = run.start.as_ptr() as usize;
-            assert!(at.is_multiple_of(1 << shift));
-            assert_eq!(self::size(run.start), size.next_multiple_of(GRANULE));
-            assert_eq!(entry(at), LARGE);
-            write(run.start, size.div_ceil(GRANULE));
-            runs.push((run.start, size.div_ceil(GRANULE)));
+    // The second time, in memory that was used.
+    for _ in 0..2 {
+        let mut runs = Vec::new();
+        for shift in 17..25 {
+            for size in [1, GRANULE, 5 * GRANULE + 1] {
+                let run = alloc_aligned_run(size, 1 << shift, 0).unwrap();
+                let at = run.start.as_ptr() as usize;
+                assert!(at.is_multiple_of(1 << shift));
+                assert_eq!(self::size(run.start), size.next_multiple_of(GRANULE));
+                assert_eq!(entry(at), LARGE);
+                write(run.start, size.div_ceil(GRANULE));
+                runs.push((run.start, size.div_ceil(GRANULE)));
+            }
+        }
+        for (run, granules) in runs {
+            check(run, run.as_ptr() as usize, granules);
+            give(run);
         }
     }
-    for (run, granules) in runs {
-        check(run, run.as_ptr() as usize, granules);
-        give(run);
-    }
+    assert!(alloc_aligned_run(HUGE - GRANULE, HUGE / 2, 0).is_none());
     assert!(alloc_aligned_run(1, HUGE, 0).is_none());
     assert!(alloc_aligned_run(HUGE, 2 * GRANULE, 0).is_none());
 }

@@ -110,6 +110,77 @@ fn sparse_blocks_take_only_the_pages_that_were_touched() {
     assert!(more < 40, "600 MiB in sparse blocks take {more} MiB");
 }
 
+/// Sparse blocks and slabs of small objects that come and go in turn, in changing order: each
+/// round finds the pages of the last one, although all freed memory is kept.
+#[test]
+fn sparse_blocks_that_come_back_take_no_more_pages() {
+    if !alone("sparse_blocks_that_come_back_take_no_more_pages") {
+        return;
+    }
+    // The arena keeps up to an eighth of what is in use: all memory of a round.
+    let used: Vec<_> = (0..4).map(|_| take(900)).collect();
+    let round = |nth: usize| {
+        let mut runs = Vec::new();
+        for block in 0..200 {
+            let granules = if (block + 3 * nth).is_multiple_of(10) {
+                1
+            } else {
+                2
+            };
+            let run = take(granules);
+            let pages = if granules == 1 { 16 } else { 1 };
+            for page in 0..pages {
+                // SAFETY: the run is new, and has 16 pages of 4 KiB at least.
+                unsafe { run.as_ptr().add(page * 4096).write(1) };
+            }
+            runs.push(run);
+        }
+        let most = resident();
+        runs.into_iter().for_each(give);
+        most
+    };
+    let rounds: Vec<_> = (0..8).map(round).collect();
+    let (first, last) = (rounds[0], rounds[7]);
+    used.into_iter().for_each(give);
+    let more = last.saturating_sub(first) / 1024;
+    assert!(more < 3072, "{more} KiB more than in the first round");
+}
+
+/// A zeroed block of which a page is used, again and again.
+#[test]
+fn a_sparse_zeroed_block_gives_its_pages_back() {
+    if !alone("a_sparse_zeroed_block_gives_its_pages_back") {
+        return;
+    }
+    const SIZE: usize = 30_000_000;
+    let run = take(SIZE.div_ceil(GRANULE));
+    let all = |byte: u8| {
+        // SAFETY: the test owns the run, which has `SIZE` bytes.
+        unsafe { std::slice::from_raw_parts(run.as_ptr(), SIZE) }
+            .iter()
+            .all(|&each| each == byte)
+    };
+    // SAFETY: the test owns the run, which has `SIZE` bytes.
+    unsafe {
+        run.as_ptr().write_bytes(7, SIZE);
+        arena::zero_run(run, SIZE);
+    }
+    assert!(all(0), "a full block is zeroed");
+    let full = resident();
+    // SAFETY: the test owns the run, which has `SIZE` bytes.
+    unsafe {
+        run.as_ptr().add(5).write(1);
+        arena::zero_run(run, SIZE);
+    }
+    let less = full.saturating_sub(resident()) / MIB;
+    assert!(
+        less > 20,
+        "a block with one byte in use gave {less} MiB back"
+    );
+    assert!(all(0), "a sparse block is zeroed");
+    give(run);
+}
+
 #[test]
 fn many_small_objects_get_huge_pages_and_nothing_else_does() {
     if !alone("many_small_objects_get_huge_pages_and_nothing_else_does") || !has_huge_pages() {

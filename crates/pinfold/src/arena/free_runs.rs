@@ -6,9 +6,22 @@
 //! A free run's first frame has its length and state, and its last frame has its state and where
 //! the run begins. So [`FreeRuns::free`] finds a free neighbour on each side by reading one frame.
 
-use super::bins::{Bins, NIL};
+use super::bins::{Bins, LOOK_AT, NIL};
 use super::window;
 use super::{Frame, State, frame};
+
+/// The longest run that begins at a multiple of its own length, in granules: 512 KiB.
+const NATURAL_MOST: u32 = 8;
+
+/// Returns the alignment, in granules, that a run of `granules` gets if the free run has room for
+/// it. Many programs touch only the first page of each block. If blocks of one size began at
+/// changing granules, more pages would become resident each time the blocks are replaced.
+fn natural(granules: u32) -> u32 {
+    match granules {
+        1..=NATURAL_MOST if granules.is_power_of_two() => granules,
+        _ => 1,
+    }
+}
 
 /// The free runs of a node.
 pub(super) struct FreeRuns {
@@ -123,16 +136,31 @@ impl FreeRuns {
         start
     }
 
-    /// Takes a run of exactly `granules`: from a dirty run, which needs no page faults, else from a
-    /// clean one in a region that is `dense` or not. Returns its first granule and whether it is
-    /// clean.
-    pub(super) fn take(&mut self, granules: u32, dense: bool) -> Option<(u32, bool)> {
-        let states = [State::Dirty, State::Clean];
-        states.into_iter().find_map(|state| {
-            let head = self.find(state, granules, dense)?;
-            self.take_front(head, granules);
-            Some((head, state == State::Clean))
-        })
+    /// Takes exactly `granules` of a free run of `state`, from a multiple of `align` on. A clean
+    /// run is in a dense region if `dense` is true, or else in a plain one. Returns the first
+    /// granule.
+    ///
+    /// Takes single granules from the end of a dirty run. They are slabs of small objects mostly,
+    /// which fill their pages. Larger blocks of which only some pages are in use find these pages
+    /// at the beginning of the run again.
+    pub(super) fn take(
+        &mut self,
+        state: State,
+        granules: u32,
+        align: u32,
+        dense: bool,
+    ) -> Option<u32> {
+        let mut head = self.find(state, granules, dense)?;
+        let mut first = match (state, granules, align) {
+            (State::Dirty, 1, 1) => self.end_of(head) - 1,
+            _ => head.next_multiple_of(align.max(natural(granules))),
+        };
+        if first + granules > self.end_of(head) {
+            head = self.find(state, granules + align - 1, dense)?;
+            first = head.next_multiple_of(align);
+        }
+        self.take_part(head, first, granules);
+        Some(first)
     }
 
     /// Returns the free run of `state` from which the arena should take `granules`. A clean or
@@ -144,21 +172,74 @@ impl FreeRuns {
 
     /// Takes the first `granules` of the free run `head`. The rest stays a free run.
     pub(super) fn take_front(&mut self, head: u32, granules: u32) {
+        self.take_part(head, head, granules);
+    }
+
+    /// Takes `granules` of the free run `head`, from granule `first` on. The rest stays free,
+    /// before and behind them, and keeps its age.
+    fn take_part(&mut self, head: u32, first: u32, granules: u32) {
         // SAFETY: the run is free, and the lock is held.
         let state = unsafe { at(head).state };
-        let whole = self.remove(head);
-        if whole > granules {
-            let rest = head + granules;
-            self.insert(rest, whole - granules, state);
-            if state == State::Dirty {
-                self.rename(head, rest);
-            }
-        } else if state == State::Dirty {
-            self.unlink_age(head);
+        let (end, rest) = (head + self.remove(head), first + granules);
+        if first > head {
+            self.insert(head, first - head, state);
         }
-        // The frame may still have the state of a free run that once ended there.
-        // SAFETY: the granule was taken from a free run above, and the lock is held.
-        unsafe { at(head + granules - 1).state = State::Busy };
+        if end > rest {
+            self.insert(rest, end - rest, state);
+        }
+        if state == State::Dirty {
+            match (first > head, end > rest) {
+                (true, true) => self.link_behind(head, rest),
+                (true, false) => {}
+                (false, true) => self.rename(head, rest),
+                (false, false) => self.unlink_age(head),
+            }
+        }
+        // The frames may still have the states of free runs that once began and ended there.
+        // SAFETY: the granules were taken from a free run above, and the lock is held.
+        unsafe {
+            at(first).state = State::Busy;
+            at(rest - 1).state = State::Busy;
+        }
+    }
+
+    /// Returns the granule behind the free run `head`.
+    fn end_of(&self, head: u32) -> u32 {
+        // SAFETY: the run is free, and the lock is held.
+        head + u32::from(unsafe { at(head) }.granules)
+    }
+
+    /// Returns the longest of the [`LOOK_AT`] runs that became dirty last.
+    pub(super) fn longest_of_newest(&self) -> Option<u32> {
+        let mut next = self.newest;
+        let newest = core::iter::from_fn(|| {
+            let head = (next != NIL).then_some(next)?;
+            // SAFETY: the run is in the list by age, and the lock is held.
+            next = unsafe { at(head).older };
+            Some(head)
+        });
+        let length = |&head: &u32| self.end_of(head) - head;
+        newest.take(LOOK_AT).max_by_key(length)
+    }
+
+    /// Looks for the first absent part of the `granules` from `index` on, where a free run begins.
+    /// Returns where the part begins and its length, or `Some(None)` if all granules are mapped.
+    /// Returns `None` if the granules cannot serve a block: some are in use, or are fresh memory of
+    /// a dense region.
+    pub(super) fn absent_part(&self, index: u32, granules: u32) -> Option<Option<(u32, u32)>> {
+        let (mut next, end) = (index, index + granules);
+        let mut absent = None;
+        while next < end {
+            let (state, length) = self.run_at(next)?;
+            if state != State::Dirty && window::is_dense(next) {
+                return None;
+            }
+            if state == State::Absent && absent.is_none() {
+                absent = Some((next, length.min(end - next)));
+            }
+            next += length;
+        }
+        Some(absent)
     }
 
     /// Returns the state and length of the free run that begins at `index`, or `None` if none does.
@@ -205,36 +286,20 @@ impl FreeRuns {
     /// Takes at least `granules` of a dirty run, or all of a shorter one.
     ///
     /// * If a run has whole units of `unit` granules, takes units from its end, so that no huge
-    ///   page is split. The granules behind these units begin to age anew.
+    ///   page is split.
     /// * Otherwise takes the oldest run.
-    pub(super) fn take_units(&mut self, granules: u32, unit: u32, now: u32) -> Option<(u32, u32)> {
+    pub(super) fn take_units(&mut self, granules: u32, unit: u32) -> Option<(u32, u32)> {
         // A run of two units less one granule has a whole unit, wherever the run begins.
         let Some(head) = self.find(State::Dirty, 2 * unit - 1, false) else {
             return self.take_oldest(None);
         };
-        // SAFETY: `find` returned a free run, and the lock is held.
-        let end = head + u32::from(unsafe { at(head) }.granules);
-        let last = end / unit * unit;
+        let last = self.end_of(head) / unit * unit;
         let first =
             (last - granules.next_multiple_of(unit).min(last)).max(head.next_multiple_of(unit));
-        self.remove(head);
-        if first > head {
-            self.insert(head, first - head, State::Dirty);
-        } else {
-            self.unlink_age(head);
-        }
-        if end > last {
-            self.insert(last, end - last, State::Dirty);
-            self.link_newest(last, now);
-        }
-        // The frames may still have the states of free runs that once ended and began there. A
-        // thread that sets the run aside needs its length.
+        self.take_part(head, first, last - first);
+        // A thread that sets the run aside needs its length.
         // SAFETY: the granules were taken from a free run above, and the lock is held.
-        unsafe {
-            (at(first).head, at(first).granules) = (first, (last - first) as u16);
-            at(first).state = State::Busy;
-            at(last - 1).state = State::Busy;
-        }
+        unsafe { (at(first).head, at(first).granules) = (first, (last - first) as u16) };
         Some((first, last - first))
     }
 
@@ -251,6 +316,15 @@ impl FreeRuns {
         let run = unsafe { at(head) };
         (run.older, run.newer, run.stamp) = (before, NIL, now);
         *self.newer_of(before) = head;
+    }
+
+    /// Puts the run `head` into the list by age, next to the run `elder` and with its age.
+    fn link_behind(&mut self, elder: u32, head: u32) {
+        // SAFETY: the caller has put both runs into a bin of dirty runs, and the lock is held.
+        let (elder_run, run) = unsafe { (at(elder), at(head)) };
+        (run.older, run.newer, run.stamp) = (elder, elder_run.newer, elder_run.stamp);
+        *self.older_of(run.newer) = head;
+        elder_run.newer = head;
     }
 
     fn unlink_age(&mut self, head: u32) {

@@ -137,15 +137,17 @@ fn sub(figure: Figure, node: usize, granules: usize) {
     add(figure, node, granules.wrapping_neg());
 }
 
-/// Adds `granules`, which the caller hands out, to the number in use on `node`. Unless they are
-/// `clean`, subtracts them from the number of dirty granules. The caller holds the arena's lock.
-pub(super) fn hand_out(node: usize, granules: usize, clean: bool) {
+/// Adds `granules`, which the caller hands out, to the number in use on `node`. Subtracts those
+/// that are not among the `clean` ones from the number of dirty granules. The caller holds the
+/// arena's lock.
+pub(super) fn hand_out(node: usize, granules: usize, clean: usize) {
     use_more(node, granules);
     USED_LATELY.note(used());
-    if clean {
-        took_clean(granules);
-    } else {
-        less_dirty(node, granules);
+    if clean > 0 {
+        took_clean(clean);
+    }
+    if clean < granules {
+        less_dirty(node, granules - clean);
     }
 }
 

@@ -6,6 +6,7 @@ use super::runs::{Arena, MAX_STEP, arena_of, set_aside};
 use super::{GRANULE, MAX_RUN, State, address_of, gave_back, is_lock_held, kept, numa, returned};
 use crate::lock::Guard;
 use crate::{nodes, sys};
+use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
@@ -15,6 +16,10 @@ static DIRTY_FOR: AtomicU32 = AtomicU32::new(450);
 /// The most milliseconds that a program can choose, so that differences of wrapping times stay
 /// clear.
 const MOST_DIRTY_FOR: u32 = 86_400_000;
+/// Runs of at least this many bytes may be zeroed by giving their pages back.
+const SPARSE_FROM: usize = 1 << 20;
+/// The number of parts of a run at whose borders [`zero_run`] reads a page.
+const LOOKED_AT: usize = 16;
 /// Granules of the shortest run that is unmapped, by `unmap_free` or because a purge failed.
 /// Unmapping a run can split mappings, whose number the system limits.
 const MIN_UNMAP: u32 = 16;
@@ -27,10 +32,9 @@ pub(super) fn relieve() {
             return;
         }
         if let Some(arena) = arena_of(node).lock_or_divert(is_lock_held) {
-            let now = arena.now;
             drop(purge(arena, node, kept::purged, |free| {
                 let most = excess.min(MAX_RUN as usize) as u32;
-                let run = (excess > 0).then(|| free.take_units(most, MAX_STEP, now))?;
+                let run = (excess > 0).then(|| free.take_units(most, MAX_STEP))?;
                 run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
             }));
         }
@@ -133,6 +137,34 @@ pub(crate) fn purge_all_aged() {
     let now = sys::coarse_milliseconds() as u32;
     kept::forget(now);
     (0..nodes::count()).for_each(|node| purge_aged(node, now));
+}
+
+/// Zeroes the first `size` bytes of a run in use.
+///
+/// Writing zeroes would make each page resident, and a program may touch few pages of a large
+/// zeroed block. Giving all pages back would cost a program that fills its blocks a page fault for
+/// each page. So reads some pages of a large block first. If they are all zero, the last holder has
+/// touched few pages, and the pages go back to the system.
+///
+/// # Safety
+///
+/// The run has `size` bytes, and only the caller uses it.
+pub unsafe fn zero_run(start: NonNull<u8>, size: usize) {
+    let (at, page) = (start.as_ptr(), sys::page_size());
+    let step = (size / LOOKED_AT).next_multiple_of(page);
+    let looks_unused = |offset: usize| {
+        let words = at.wrapping_add(offset).cast::<u64>();
+        // SAFETY: `offset` is a multiple of the page size, and the page lies in the run. Earlier
+        // holders of the run have written the bytes, or they are zeroes.
+        (0..page / 8).all(|nth| unsafe { words.add(nth).read_volatile() } == 0)
+    };
+    let is_sparse = size >= SPARSE_FROM && (step..size - page).step_by(step).all(looks_unused);
+    // SAFETY: the caller promises that only the caller uses the run, which has whole pages.
+    unsafe {
+        if !is_sparse || !sys::purge(at, size.next_multiple_of(page)) {
+            at.write_bytes(0, size);
+        }
+    }
 }
 
 /// Sets how long free memory stays with the process before it goes back to the system: 0.45 s by

@@ -3,17 +3,19 @@
 //! `realloc` would copy a large block each time the block grows. Instead:
 //!
 //! 1. The run grows in place into free granules behind it ([`resize_run`]).
-//! 2. If these granules are in use, a short run is copied to a place where, if possible, as many
-//!    free granules lie behind the run as the run has ([`alloc_growing_run`]). So the next growth
-//!    needs no copy.
-//! 3. The kernel moves the pages of a long run to a mapping of its own ([`move_run`]). From then on
-//!    the block is a huge block, which the kernel grows.
+//! 2. If these granules are in use, the run is copied to a dirty run, if possible to one with as
+//!    many free granules behind it as the run has ([`alloc_growing_run`]). So the next growth needs
+//!    no copy. A copy to resident memory costs less than the page faults that follow a move of
+//!    pages.
+//! 3. Without such a dirty run, the kernel moves the pages of a long run to a mapping of its own
+//!    ([`move_run`]). From then on the block is a huge block, which the kernel grows. A short run
+//!    is copied to fresh memory.
 //!
 //! A mapping remembers the address at which it was made. So the kernel never joins moved pages with
 //! their new neighbours, and pages that move within a region split its mapping for good. A mapping
 //! of its own disappears when the block is freed.
 
-use super::runs::{Arena, Run, alloc_run, arena_of, give_back};
+use super::runs::{Arena, Run, alloc_at_multiple, arena_of, give_back};
 use super::window;
 use super::{
     GRANULE, HUGE, LARGE, MAX_RUN, State, address_of, budget, frame, held, huge, index_of_run,
@@ -24,7 +26,7 @@ use crate::sys::Mapped;
 use core::ptr::NonNull;
 
 /// Allocates a run for a block of `size` bytes at a multiple of `align`, a power of two larger than
-/// [`GRANULE`]. Costs as much as [`alloc_run`], and takes the arena's lock twice more.
+/// [`GRANULE`]. Costs as much as [`alloc_run`](super::alloc_run).
 ///
 /// Returns `None` when `alloc_run` does, and if `size` or `align` is at least [`HUGE`].
 pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> {
@@ -32,41 +34,7 @@ pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> 
         return None;
     }
     let granules = size.div_ceil(GRANULE).max(1);
-    let run = alloc_run(granules + align / GRANULE - 1, node, LARGE, false)?;
-    let start = run.start.as_ptr() as usize;
-    let front = start.next_multiple_of(align) - start;
-    // SAFETY: the run was allocated above, and is longer than the front that is cut off.
-    let run = unsafe { cut_front(run, front / GRANULE) };
-    // SAFETY: the run was allocated above, and has at least `granules`.
-    unsafe { resize_run(run.start, granules) };
-    Some(run)
-}
-
-/// Gives the first `granules` of a run back to the arena. Returns the rest of the run, or the whole
-/// run if `granules` is 0.
-///
-/// # Safety
-///
-/// The run is one block, longer than `granules`, and only the caller uses it.
-unsafe fn cut_front(run: Run, granules: usize) -> Run {
-    let head = index_of_run(run.start);
-    let rest = head + granules as u32;
-    let Some(start) = NonNull::new(address_of(rest)).filter(|_| granules > 0) else {
-        return run;
-    };
-    // SAFETY: the caller promises that the run is longer than `granules`, and that no other thread
-    // uses it. Both frames are in the run.
-    unsafe {
-        let whole = (*frame(head)).granules;
-        let left = &mut *frame(rest);
-        (left.head, left.granules) = (rest, whole - granules as u16);
-        cut(rest);
-    }
-    set_entry(head, 0);
-    set_entry(rest, LARGE);
-    kept::large_less(granules);
-    give_back(head, granules as u32);
-    Run { start, ..run }
+    alloc_at_multiple(granules, (align / GRANULE) as u32, node, LARGE, false)
 }
 
 /// Changes the length of a run that is one block to `granules`, in place. Returns false, and
@@ -76,8 +44,7 @@ unsafe fn cut_front(run: Run, granules: usize) -> Run {
 ///
 /// # Safety
 ///
-/// `start` begins a run from [`alloc_run`] whose entry is [`LARGE`], and only the caller uses the
-/// run.
+/// `start` begins a run whose entry is [`LARGE`], and only the caller uses the run.
 pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     let head = index_of_run(start);
     // SAFETY: the caller promises that `start` begins a run that only the caller uses. So no other
@@ -138,8 +105,8 @@ unsafe fn cut(index: u32) {
 ///
 /// # Safety
 ///
-/// `start` begins a run from [`alloc_run`] whose entry is [`LARGE`], and only the caller uses the
-/// run. `size` is larger than the run.
+/// `start` begins a run whose entry is [`LARGE`], and only the caller uses the run. `size` is
+/// larger than the run.
 pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     let head = index_of_run(start);
     // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
@@ -168,20 +135,25 @@ fn map_behind(node: usize, index: u32) {
     }
 }
 
-/// Allocates a run for a block of `size` bytes that has grown and may grow again. If possible,
-/// chooses a run with at least as many free granules behind it.
+/// Allocates a run for a block of `size` bytes that has grown and may grow again. Prefers dirty
+/// runs, which need no page faults, with at least as many free granules behind the block. Takes
+/// fresh memory only if `fresh` is true.
 ///
-/// Returns `None` when [`alloc_run`] does. Takes the arena's lock, and may map memory by a system
-/// call.
-pub fn alloc_growing_run(size: usize, node: usize) -> Option<NonNull<u8>> {
+/// Returns `None` when [`alloc_run`](super::alloc_run) does, and if no dirty run serves and `fresh`
+/// is false. Takes the arena's lock, and may map memory by a system call.
+pub fn alloc_growing_run(size: usize, node: usize, fresh: bool) -> Option<NonNull<u8>> {
     let granules = u32::try_from(size.div_ceil(GRANULE)).ok()?;
-    if granules > MAX_RUN || budget::near(held() as usize, size) {
+    if granules > MAX_RUN {
         return None;
     }
     let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
     let room = (2 * granules).min(MAX_RUN);
-    match arena.free.find(State::Dirty, room, false) {
-        Some(head) => hand_out(arena, node, head, granules, false),
+    let dirty = [room, granules]
+        .into_iter()
+        .find_map(|length| arena.free.find(State::Dirty, length, false));
+    match dirty {
+        Some(head) => hand_out(arena, node, head, granules, 0),
+        None if !fresh || budget::near(held() as usize, size) => None,
         None => alloc_roomy(arena, node, granules),
     }
 }
@@ -200,7 +172,7 @@ fn alloc_roomy(
             arena.add_region(node, false)?;
             clean_run(&mut arena, node, granules, room)
         })?;
-    hand_out(arena, node, head, granules, true)
+    hand_out(arena, node, head, granules, granules)
 }
 
 /// Makes the first `granules` of a free run a block.
@@ -209,7 +181,7 @@ fn hand_out(
     node: usize,
     head: u32,
     granules: u32,
-    clean: bool,
+    clean: u32,
 ) -> Option<NonNull<u8>> {
     arena.free.take_front(head, granules);
     // SAFETY: the run was taken out of the free runs above, so only this thread uses its frame.

@@ -4,13 +4,15 @@
 //! of these:
 //!
 //! 1. a dirty run, which costs no page faults;
-//! 2. a clean run;
-//! 3. the beginning of an absent run, which it maps (`map_front`);
-//! 4. the beginning of a new region;
-//! 5. if the system has no more memory: a clean run, after all dirty runs were purged.
+//! 2. for 1 MiB or more: a shorter dirty run, and the free granules behind it (`take_mixed`);
+//! 3. a clean run;
+//! 4. the beginning of an absent run, which it maps (`map_front`);
+//! 5. the beginning of a new region;
+//! 6. if the system has no more memory: a clean run, after all dirty runs were purged.
 //!
 //! Among the runs of one state, the arena takes a short one that fits. Among runs of that length,
 //! it takes the run at the lowest address ([`bins`](super::bins)). So high addresses become free.
+//! Where in the run, `FreeRuns::take` decides.
 //!
 //! The lock of the node's arena protects its free runs and their frames. The arena maps and unmaps
 //! under the lock. It purges a run without the lock, because a purge takes long. During the purge,
@@ -36,6 +38,9 @@ const TICK: u32 = 16;
 /// Each time, the arena maps an eighth as many granules as are mapped already, within these bounds.
 const MIN_STEP: u32 = (256 << 10) / GRANULE as u32;
 pub(super) const MAX_STEP: u32 = (2 << 20) / GRANULE as u32;
+/// The shortest run that may begin with a shorter dirty run: 1 MiB. The page faults of shorter runs
+/// cost little.
+const MIN_MIXED: u32 = (1 << 20) / GRANULE as u32;
 /// The largest number of absent runs that `grow` tries, if other code has mapped something there.
 const TRIES: usize = 16;
 
@@ -89,9 +94,28 @@ pub struct Run {
 /// the run would be longer than a region, if the system has no memory or a limit is near, in a
 /// signal handler that interrupted the holder of the lock, and while another thread forks.
 pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Option<Run> {
+    alloc_at_multiple(granules, 1, node, entry, whole)
+}
+
+/// Allocates a run as [`alloc_run`] does, at a multiple of `align` granules, a power of two.
+pub(super) fn alloc_at_multiple(
+    granules: usize,
+    align: u32,
+    node: usize,
+    entry: u16,
+    whole: bool,
+) -> Option<Run> {
     init();
     let request = NodeRequest::only(node.min(crate::nodes::count() - 1));
-    let run = |node| alloc_run_on(granules, request.instead(node), entry, whole, false);
+    let run = |node| {
+        alloc_marked(
+            granules,
+            align,
+            request.instead(node),
+            (entry, whole),
+            false,
+        )
+    };
     if crate::nodes::count() == 1 {
         return run(0);
     }
@@ -108,14 +132,25 @@ pub(crate) fn alloc_run_on(
     whole: bool,
     small: bool,
 ) -> Option<Run> {
+    alloc_marked(granules, 1, request, (entry, whole), small)
+}
+
+/// Allocates a run as [`alloc_run_on`] does, at a multiple of `align` granules.
+fn alloc_marked(
+    granules: usize,
+    align: u32,
+    request: NodeRequest,
+    (entry, whole): (u16, bool),
+    small: bool,
+) -> Option<Run> {
     let granules = u32::try_from(granules)
         .ok()
-        .filter(|&granules| (1..=MAX_RUN).contains(&granules))?;
+        .filter(|&granules| granules > 0 && granules.saturating_add(align - 1) <= MAX_RUN)?;
     if !super::is_open() {
         super::register_fork();
     }
     let dense = small && huge_pages::are_wanted_for_slabs();
-    let run = alloc_at(request.node, granules, dense)?;
+    let run = alloc_at(request.node, granules, align, dense)?;
     let head = index_of_run(run.start);
     // SAFETY: `alloc_at` gave the run to this thread alone.
     unsafe { (*frame(head)).small = small };
@@ -135,31 +170,42 @@ pub(crate) fn alloc_run_on(
     Some(run)
 }
 
-/// Allocates a run on `node`. Takes fresh memory from a dense region if `dense` is true, or else
-/// from a plain one. If the system has no more memory, takes what is left of either kind.
-fn alloc_at(node: usize, granules: u32, dense: bool) -> Option<Run> {
+/// Allocates a run on `node`, at a multiple of `align` granules. Takes fresh memory from a dense
+/// region if `dense` is true, or else from a plain one. If the system has no more memory, takes
+/// what is left of either kind.
+fn alloc_at(node: usize, granules: u32, align: u32, dense: bool) -> Option<Run> {
     let room = numa::has_room(node, granules as usize);
     let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
     arena.take_back(node);
-    let mut found = arena.free.take(granules, dense);
-    if found.is_none() && !arena.grow(node, granules, dense) {
-        // The system has no more memory. A purged run may join with clean runs and be long enough.
-        arena = purge_all(arena, node)?;
+    let dirty = arena.free.take(State::Dirty, granules, align, dense);
+    let mut found = dirty.map(|head| (head, 0));
+    if found.is_none() {
+        if !room || budget::near(held() as usize, granules as usize * GRANULE) {
+            return None;
+        }
+        if align == 1 && granules >= MIN_MIXED {
+            found = arena.take_mixed(node, granules);
+        }
     }
     if found.is_none() {
-        let free = &mut arena.free;
-        found = free
-            .take(granules, dense)
-            .or_else(|| free.take(granules, !dense));
+        let mut head = arena.free.take(State::Clean, granules, align, dense);
+        if head.is_none() && !arena.grow(node, granules + align - 1, dense) {
+            // The system has no more memory. A purged run may join with clean runs and be long
+            // enough.
+            arena = purge_all(arena, node)?;
+        }
+        if head.is_none() {
+            let free = &mut arena.free;
+            head = free
+                .take(State::Clean, granules, align, dense)
+                .or_else(|| free.take(State::Clean, granules, align, !dense));
+        }
+        found = head.map(|head| (head, granules));
     }
     let Some((head, clean)) = found else {
         budget::refused();
         return None;
     };
-    if clean && (!room || budget::near(held() as usize, granules as usize * GRANULE)) {
-        arena.free.free(head, granules, State::Clean, 0);
-        return None;
-    }
     // SAFETY: the run was taken out of the free runs, so only this thread uses its frame.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
@@ -167,7 +213,7 @@ fn alloc_at(node: usize, granules: u32, dense: bool) -> Option<Run> {
     drop(arena);
     NonNull::new(address_of(head)).map(|start| Run {
         start,
-        zeroed: clean,
+        zeroed: clean == granules,
     })
 }
 
@@ -222,13 +268,13 @@ pub(super) fn give_back(head: u32, granules: u32) {
 }
 
 impl Arena {
-    /// Adds `granules`, which a caller gets, to the number in use. Clean ones also begin to count
-    /// as held memory. Dirty ones no longer count as dirty.
-    pub(super) fn hand_out(&mut self, node: usize, granules: u32, clean: bool) {
-        kept::hand_out(node, granules as usize, clean);
-        if clean {
-            numa::took_fresh(node, granules as usize);
-            took(node, granules as usize * GRANULE);
+    /// Adds `granules`, which a caller gets, to the number in use. The `clean` ones among them also
+    /// begin to count as held memory. The others no longer count as dirty.
+    pub(super) fn hand_out(&mut self, node: usize, granules: u32, clean: u32) {
+        kept::hand_out(node, granules as usize, clean as usize);
+        if clean > 0 {
+            numa::took_fresh(node, clean as usize);
+            took(node, clean as usize * GRANULE);
         }
     }
 
@@ -331,34 +377,36 @@ impl Arena {
         Mapped::NoMemory
     }
 
-    /// Takes exactly `granules` from `index` on, for a block. Returns whether they were clean, or
-    /// `None` if the arena cannot take them. Blocks get no fresh memory of a dense region.
-    pub(super) fn take_at(&mut self, node: usize, index: u32, granules: u32) -> Option<bool> {
-        let (mut state, mut length) = self.free.run_at(index)?;
-        if state != State::Dirty && window::is_dense(index) {
-            return None;
-        }
-        let absent = match state {
-            State::Absent => Some((index, granules)),
-            State::Clean if length < granules => Some((index + length, granules - length)),
-            _ => None,
-        };
-        if let Some((head, needed)) = absent {
-            let (State::Absent, room) = self.free.run_at(head)? else {
-                return None;
-            };
-            if room < needed || !matches!(self.map_front(node, head, needed), Mapped::Done) {
+    /// Takes exactly `granules` from `index` on, for a block. They may lie in several free runs.
+    /// Maps absent ones. Returns how many were not dirty, or `None` if the arena cannot take them.
+    pub(super) fn take_at(&mut self, node: usize, index: u32, granules: u32) -> Option<u32> {
+        while let Some((head, needed)) = self.free.absent_part(index, granules)? {
+            // Mapping makes a clean run, or lengthens one. So looks again.
+            if !matches!(self.map_front(node, head, needed), Mapped::Done) {
                 return None;
             }
-            // Mapping made a clean run at `index`, or a longer one. So looks the run up again. If
-            // the mapped granules joined a clean run before `index`, no run begins there.
-            (state, length) = self.free.run_at(index)?;
         }
-        if length < granules {
-            return None;
+        let (mut next, mut clean) = (index, 0);
+        while next < index + granules {
+            // The granules before this one were taken, so a free run begins here.
+            let (state, length) = self.free.run_at(next)?;
+            let part = length.min(index + granules - next);
+            self.free.take_front(next, part);
+            if state == State::Clean {
+                clean += part;
+            }
+            next += part;
         }
-        self.free.take_front(index, granules);
-        Some(state == State::Clean)
+        Some(clean)
+    }
+
+    /// Takes `granules` that begin with a dirty run, although the run is shorter: the longest of
+    /// those that became dirty last. Only the granules behind it cost page faults. Returns the
+    /// first granule, and how many were not dirty.
+    fn take_mixed(&mut self, node: usize, granules: u32) -> Option<(u32, u32)> {
+        let head = self.free.longest_of_newest()?;
+        let clean = self.take_at(node, head, granules)?;
+        Some((head, clean))
     }
 
     /// Adds a region, a dense one if `dense` is true, all of it absent. Returns the first granule
