@@ -80,6 +80,7 @@ pub static FLOORS: [Floors; 2] = [
                 "node_survey",
                 "handler_frees",
                 "debugged_node",
+                "refuse",
                 "events",
             ],
             &[

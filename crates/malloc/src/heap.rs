@@ -421,6 +421,10 @@ fn not_ours(what: &str, block: *mut u8) -> ! {
         Some(name) => pinfold::abort_with_callers(format_args!(
             "{what} {block:p}: the address belongs to cache {name}, not to malloc"
         )),
+        None if arena::holds(block as usize) => pinfold::abort_with_callers(format_args!(
+            "{what} {block:p}: {}",
+            arena::describe_unused(block as usize)
+        )),
         None => pinfold::abort_with_callers(format_args!(
             "{what} {block:p}: the address is not a block of malloc's, or the block was freed before"
         )),

@@ -209,6 +209,7 @@ fn faults_end_the_process_and_are_named() {
         ("inside", "not the start of an object of cache faulty"),
         ("foreign", "the address is not Pinfold's"),
         ("wrong", "the object belongs to cache other"),
+        ("late", "freed twice, or never allocated"),
     ] {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args([
@@ -223,6 +224,8 @@ fn faults_end_the_process_and_are_named() {
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success(), "{fault}");
         assert!(error.contains(words), "{fault}: {error}");
+        // The caller's stack, also for a fault that is found under a node's lock.
+        assert!(error.contains("found by thread"), "{fault}: {error}");
     }
 }
 
@@ -244,6 +247,12 @@ fn commit_fault() {
         // SAFETY: offset 8 is within the object's 64 bytes.
         "inside" => unsafe { object.add(8) },
         "foreign" => NonNull::from(&local).cast(),
+        // The slab goes back to the arena before the second free.
+        "late" => {
+            give(&cache, [object]);
+            cache.shrink().unwrap();
+            object
+        }
         _ => other.alloc().unwrap(),
     };
     give(&cache, [wrong]);

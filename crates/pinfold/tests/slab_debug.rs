@@ -262,7 +262,14 @@ fn wrong_frees_are_reported() {
     assert!(found[0].1.contains("of cache other"), "{}", found[0].1);
     let mut on_the_stack = 0u64;
     free(&cache, NonNull::from(&mut on_the_stack).cast());
-    assert_eq!(reports()[0].0, Kind::WrongCache);
+    let found = reports();
+    assert_eq!(found[0].0, Kind::WrongCache);
+    let text = &found[0].1;
+    assert!(
+        text.contains("cache frees: not an object of any cache"),
+        "{text}"
+    );
+    assert!(text.contains("the address is not Pinfold's"), "{text}");
     free(&cache, object);
     free(&other, foreign);
     assert_eq!(reports().len(), 0);

@@ -129,6 +129,8 @@ const ENDS: &[&str] = &[
     "pinfold::abort",
     "pinfold::abort_with_callers",
     "pinfold::sys::die",
+    // Only called when the process ends.
+    "pinfold::slab::debug::report::write_callers",
 ];
 
 const EXCLUDED: &[&str] = &[

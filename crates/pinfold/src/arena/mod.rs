@@ -211,6 +211,21 @@ pub fn entry(address: usize) -> u16 {
     unsafe { &*((window + 2 * granule) as *const AtomicU16) }.load(Relaxed)
 }
 
+/// Describes an address whose [entry](entry) is 0, for the report of a wrong free.
+pub fn describe_unused(address: usize) -> &'static str {
+    match holds(address) {
+        true => {
+            "Pinfold holds the memory, but nothing in use begins there: freed twice, or never allocated"
+        }
+        false => "the address is not Pinfold's",
+    }
+}
+
+/// Returns whether `address`, which may be any address, lies in memory of a region.
+pub fn holds(address: usize) -> bool {
+    is_open() && window::contains(address)
+}
+
 /// Sets the entry of granule `index`.
 fn set_entry(index: u32, value: u16) {
     let at = MAP.window.load(Relaxed) + 2 * index as usize;

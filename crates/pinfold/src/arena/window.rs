@@ -63,9 +63,11 @@ pub(super) static REGIONS: Lock<Regions> = Lock::new(Regions {
 
 /// Marks a dense region in [`NODES`].
 const DENSE: u8 = 1 << 7;
-const _: () = assert!(MAX_NODES <= DENSE as usize);
+/// Marks a region that was made in [`NODES`].
+const MADE: u8 = 1 << 6;
+const _: () = assert!(MAX_NODES <= MADE as usize);
 
-/// The node of each region's memory, and [`DENSE`] for a dense region.
+/// The node of each region's memory, [`MADE`], and [`DENSE`] for a dense region. 0 for no region.
 static NODES: [AtomicU8; MAX_WINDOW / REGION] = [const { AtomicU8::new(0) }; MAX_WINDOW / REGION];
 
 /// Returns whether the thread with thread pointer `thread` holds a lock that comes after
@@ -103,7 +105,7 @@ pub(super) fn make_region(node: usize, dense: bool) -> Option<u32> {
             Mapped::NoMemory => return None,
         }
         regions.next += 1;
-        NODES[number].store(node as u8 | if dense { DENSE } else { 0 }, Relaxed);
+        NODES[number].store(node as u8 | MADE | if dense { DENSE } else { 0 }, Relaxed);
         // Release pairs with the acquire in `entry`: a thread that sees the count sees the entries.
         MAP.count.store(end / GRANULE, Release);
         if let Some(copy) = regions.copy {
@@ -201,7 +203,14 @@ fn choose_window(regions: &mut Regions) -> bool {
 pub(super) fn node_of(address: usize) -> usize {
     let number = address.wrapping_sub(MAP.window.load(Relaxed)) / REGION;
     let node = NODES.get(number);
-    node.map_or(0, |node| usize::from(node.load(Relaxed) & !DENSE))
+    node.map_or(0, |node| usize::from(node.load(Relaxed) & !(DENSE | MADE)))
+}
+
+/// Returns whether `address`, which may be any address, lies in a region.
+pub(super) fn contains(address: usize) -> bool {
+    let number = address.wrapping_sub(MAP.window.load(Relaxed)) / REGION;
+    let node = NODES.get(number);
+    node.is_some_and(|node| node.load(Relaxed) & MADE != 0)
 }
 
 /// Returns whether granule `index` lies in a dense region (`huge_pages`). One load.

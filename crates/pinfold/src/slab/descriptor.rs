@@ -9,11 +9,10 @@ use super::objects::{Objects, Treatment};
 use super::registry::{self, for_each, of_class_id};
 use super::sheaf::{self, SheafList};
 use super::tune::{self, BARN_BYTES, Capacity};
-use crate::arena::{self, GRANULE, LARGE};
+use crate::arena::{self, GRANULE};
 use crate::cache_units::{ALL_CLASSES, CLASSES, CacheId, MAX_CACHES, SPARE, STOPPING};
 use crate::lock::{Lock, Word};
 use crate::mempolicy::Placement;
-use crate::sys::die;
 use core::alloc::Layout;
 use core::ops::Deref;
 use core::ptr::NonNull;
@@ -390,27 +389,6 @@ impl Descriptor {
             self.barn_bytes,
             in_slabs,
         )
-    }
-
-    /// Ends the process, because `object` was freed to this cache but is not one of its objects.
-    #[cold]
-    pub(super) fn wrong(&self, object: *mut u8) -> ! {
-        let name = self.name();
-        match arena::entry(object as usize) {
-            0 => die(format_args!(
-                "free of {object:p} to cache {name}: the address is not Pinfold's"
-            )),
-            LARGE => die(format_args!(
-                "free of {object:p} to cache {name}: it is a large block of malloc's"
-            )),
-            entry => {
-                let other = registry::pin_by_entry(entry);
-                let other = other.as_ref().map_or("(destroyed)", |other| other.name());
-                die(format_args!(
-                    "free of {object:p} to cache {name}: the object belongs to cache {other}"
-                ))
-            }
-        }
     }
 }
 

@@ -34,7 +34,7 @@
 //! | caches | `kmem_cache`, `builder`, `lifetime`; `kmalloc`; `bundle`, `prefilled`, `mempool` |
 //! | the process | `fork` |
 //! | the protocol of CPUs | `sheaf_units`, `remote`, `idle`, `reclaim`; `in_flight`, `deferred`; `harden`, `debugged` |
-//! | a cache on a node | `registry`, `descriptor`, `node`, `node_survey`, `handler_frees`, `debugged_node`, `events` |
+//! | a cache on a node | `registry`, `descriptor`, `node`, `node_survey`, `handler_frees`, `debugged_node`, `events`, `refuse` |
 //! | slabs and sheaves | `objects`, `slabs`, `slab_bits`, `purge`, `look`, `guard`; `sheaf` |
 //! | plain facts | `geometry`, `tune`, `key`, `debug` |
 //! | beside | [`grace`] |
@@ -82,6 +82,7 @@ mod objects;
 mod prefilled;
 mod purge;
 mod reclaim;
+mod refuse;
 mod registry;
 mod remote;
 mod sampled;

@@ -466,8 +466,8 @@ impl Stock {
     /// No thread uses the objects, and their memory is this node's.
     pub(super) unsafe fn give(&mut self, cache: &Descriptor, objects: &[*mut u8]) {
         // SAFETY: the caller promises unused objects of this node.
-        if let Err(object) = unsafe { self.slabs.give(cache, objects) } {
-            cache.wrong(object);
+        if let Err(wrong) = unsafe { self.slabs.give(cache, objects) } {
+            cache.refuse(wrong);
         }
     }
 

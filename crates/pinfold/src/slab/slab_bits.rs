@@ -2,7 +2,6 @@
 
 use super::objects::Objects;
 use super::slabs::{Slab, slab_of};
-use crate::sys::die;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// The bytes of a cache line.
@@ -18,6 +17,16 @@ fn lines_apart(size: usize) -> u32 {
     let is_far =
         |&shift: &u32| (size << shift).is_multiple_of(LINE) || ((1 << shift) - 1) * size >= LINE;
     (0..6).find(is_far).unwrap_or(0)
+}
+
+/// The reason that an address cannot be freed to a cache.
+pub(super) enum Wrong {
+    /// No slab of the cache contains the address.
+    Foreign(*mut u8),
+    /// The address lies in a slab of the cache, but no object begins there.
+    NotAnObject(*mut u8),
+    /// The object is free already, or occurs twice among the objects that are given back.
+    FreeTwice(*mut u8),
 }
 
 impl Slab {
@@ -82,9 +91,12 @@ impl Slab {
     /// word. Returns how many objects it freed.
     ///
     /// Objects that were allocated together are often freed together, so one write to the word
-    /// often frees many. Ends the process if an address is not the start of an object, or the
-    /// object is free already.
-    pub(super) fn put(&self, cache: &Objects, objects: &[*mut u8]) -> usize {
+    /// often frees many.
+    ///
+    /// # Errors
+    ///
+    /// The first wrong address. The slab is unchanged then.
+    pub(super) fn put(&self, cache: &Objects, objects: &[*mut u8]) -> Result<usize, Wrong> {
         let start = self.start() as usize;
         let word = cache.geometry.nth(objects[0] as usize - start) / 64;
         let (mut mask, mut count) = (0u64, 0);
@@ -98,38 +110,34 @@ impl Slab {
                 break;
             }
             if nth * cache.geometry.size != offset {
-                not_an_object(cache, object);
+                return Err(Wrong::NotAnObject(object));
             }
             mask |= 1 << (nth % 64);
             count += 1;
         }
         if count == 0 {
-            not_an_object(cache, objects[0]);
+            return Err(Wrong::NotAnObject(objects[0]));
         }
         let bits = self.bits[word].load(Relaxed);
         if bits & mask != 0 || mask.count_ones() as usize != count {
-            self.double_free(cache, &objects[..count]);
+            return Err(self.free_twice(cache, &objects[..count]));
         }
         // The holder of the lock is the only writer, so a load and a store lose no bit.
         self.bits[word].store(bits | mask, Relaxed);
         self.hint.set(self.hint.get().min(word as u32));
         self.free.set(self.free.get() + count as u32);
-        count
+        Ok(count)
     }
 
-    /// Ends the process, because one of `objects` is free already, or occurs twice in the slice.
+    /// Finds the one of `objects` that is free already, or occurs twice in the slice.
     #[cold]
-    fn double_free(&self, cache: &Objects, objects: &[*mut u8]) -> ! {
+    fn free_twice(&self, cache: &Objects, objects: &[*mut u8]) -> Wrong {
         let free = objects.iter().find(|&&object| self.is_free(cache, object));
         let twice = || {
             let mut earlier = objects.iter().enumerate();
             earlier.find_map(|(at, object)| objects[..at].contains(object).then_some(object))
         };
-        let object = free.or_else(twice).copied().unwrap_or_default();
-        die(format_args!(
-            "double free of {object:p}, object of cache {}",
-            cache.name()
-        ))
+        Wrong::FreeTwice(free.or_else(twice).copied().unwrap_or_default())
     }
 
     /// Returns the slab's start, the number of the object at `slot`, and whether the object is
@@ -159,12 +167,4 @@ impl Slab {
             .get(nth / 64)
             .is_some_and(|word| word.load(Relaxed) >> (nth % 64) & 1 == 1)
     }
-}
-
-#[cold]
-fn not_an_object(cache: &Objects, object: *mut u8) -> ! {
-    die(format_args!(
-        "free of {object:p}: not the start of an object of cache {}",
-        cache.name()
-    ))
 }

@@ -51,6 +51,7 @@
 
 use super::geometry::MAX_OBJECTS;
 use super::objects::Objects;
+use super::slab_bits::Wrong;
 use crate::arena::{self, GRANULE, NodeRequest};
 use crate::segment::{NodeEvents, SlabEvent};
 use core::cell::Cell;
@@ -222,12 +223,9 @@ impl Slabs {
 
     /// Gives objects of this node back to their slabs, and surplus empty slabs back to the arena.
     ///
-    /// Ends the process if an object is free already, or an address in a slab of the cache is not
-    /// the start of an object.
-    ///
     /// # Errors
     ///
-    /// The first address that lies in no slab of the cache. The objects before it are given back.
+    /// The first wrong address. Objects before it may have been given back.
     ///
     /// # Safety
     ///
@@ -236,18 +234,18 @@ impl Slabs {
         &mut self,
         cache: &Objects,
         objects: &[*mut u8],
-    ) -> Result<(), *mut u8> {
+    ) -> Result<(), Wrong> {
         let mut left = objects;
         while let Some(&object) = left.first() {
             if !cache.contains(object) {
-                return Err(object);
+                return Err(Wrong::Foreign(object));
             }
             let index = arena::head_of(object as usize);
             // SAFETY: `contains` found that this is a slab of the cache. The caller promises that
             // the slab is this node's.
             let slab = unsafe { self.slab(index) };
             let before = slab.free.get();
-            let put = slab.put(cache, left);
+            let put = slab.put(cache, left)?;
             slab.touched.set(self.period);
             left = &left[put..];
             self.free += put;

@@ -5,7 +5,7 @@ use super::slot_layout::{Found, Part};
 use super::{DebugFlags, Track};
 use crate::last_words::ThisProcess;
 use crate::profile::walks_are_forbidden;
-use crate::sys;
+use crate::{arena, sys};
 use core::fmt::{self, Write};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU64};
@@ -112,14 +112,25 @@ pub struct Report<'r> {
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "pinfold: cache {}: {}", self.cache, self.kind)?;
+        // Where no cache's memory is, the object cannot be another cache's.
+        let is_nothing = self.kind == Kind::WrongCache && self.other.is_none();
+        match is_nothing {
+            true => writeln!(
+                f,
+                "pinfold: cache {}: not an object of any cache",
+                self.cache
+            )?,
+            false => writeln!(f, "pinfold: cache {}: {}", self.cache, self.kind)?,
+        }
         writeln!(f, "  {}", ThisProcess)?;
-        let state = if self.in_use { "in use" } else { "free" };
-        write!(
-            f,
-            "  object {:p} of {} bytes, {state}",
-            self.object, self.size
-        )?;
+        if is_nothing {
+            let place = arena::describe_unused(self.object as usize);
+            write!(f, "  address {:p}: {place}", self.object)?;
+        } else {
+            let state = if self.in_use { "in use" } else { "free" };
+            let (object, size) = (self.object, self.size);
+            write!(f, "  object {object:p} of {size} bytes, {state}")?;
+        }
         if let Some(other) = self.other {
             write!(f, ", of cache {other}")?;
         }

@@ -1,0 +1,107 @@
+//! Ends the process because of a wrong free that a cache without checks has found.
+
+use super::debug::write_callers;
+use super::descriptor::{self, Descriptor};
+use super::registry::{for_each, pin_by_entry};
+use super::sheaf;
+use super::slab_bits::Wrong;
+use crate::arena::{self, LARGE};
+use crate::cache_units::STOPPING;
+use crate::last_words;
+use core::fmt;
+use core::ptr::NonNull;
+
+impl Descriptor {
+    /// Ends the process, because an address was freed to this cache that cannot be freed to it. The
+    /// caller holds the lock of one of the cache's nodes, and has left the data under it as another
+    /// thread may find it.
+    #[cold]
+    pub(super) fn refuse(&self, wrong: Wrong) -> ! {
+        let name = self.name();
+        match wrong {
+            Wrong::FreeTwice(object) => last_words::write(format_args!(
+                "double free of {object:p}, object of cache {name}"
+            )),
+            Wrong::NotAnObject(object) => last_words::write(format_args!(
+                "free of {object:p}: not the start of an object of cache {name}"
+            )),
+            Wrong::Foreign(object) => self.name_foreign(object),
+        }
+        if give_back_node_lock() {
+            write_callers();
+        }
+        // SAFETY: `abort` has no preconditions.
+        unsafe { libc::abort() }
+    }
+
+    fn name_foreign(&self, object: *mut u8) {
+        let name = self.name();
+        let write = |owner: fmt::Arguments<'_>| {
+            last_words::write(format_args!("free of {object:p} to cache {name}: {owner}"));
+        };
+        match arena::entry(object as usize) {
+            0 => write(format_args!("{}", arena::describe_unused(object as usize))),
+            LARGE => write(format_args!("it is a large block of malloc's")),
+            entry => {
+                let other = pin_by_entry(entry);
+                let other = other.as_ref().map_or("(destroyed)", |other| other.name());
+                write(format_args!("the object belongs to cache {other}"));
+            }
+        }
+    }
+}
+
+/// Gives back the node's lock that the calling thread holds, before the process ends. Returns
+/// whether the thread then holds no lock of this layer.
+///
+/// The walk of the stack and the search for names may wait for the loader's lock. Its holder may
+/// be in malloc, and wait for the lock of this node. So the thread gives that lock back before it
+/// walks. If it holds another one too, an interrupted frame may have left the data under one of
+/// them half changed, and the thread gives none back.
+#[cold]
+fn give_back_node_lock() -> bool {
+    let me = pinfold_rseq::thread_pointer() as u64;
+    let (mut held, mut count) = (None, 0);
+    for_each(|cache| {
+        for node in cache.nodes().iter().filter(|node| node.is_held_by(me)) {
+            held = Some(NonNull::from(node));
+            count += 1;
+        }
+    });
+    let is_only = count == 1
+        && !STOPPING.is_held_by(me)
+        && descriptor::registry_word().holder() != me
+        && !sheaf::is_lock_held(me)
+        && !arena::is_lock_held(me);
+    if let Some(node) = held.filter(|_| is_only) {
+        // SAFETY: this thread holds the lock of the node, so the node's cache is alive. The frames
+        // that hold the guard do not go on, because the process ends.
+        unsafe { node.as_ref().stock.unlock() };
+    }
+    is_only
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::KmemCache;
+    use super::*;
+    use core::alloc::Layout;
+
+    // Another thread may need the lock before the ending thread can walk its stack.
+    #[test]
+    fn a_thread_that_ends_the_process_gives_one_lock_back_and_not_two() {
+        let [one, other] = ["one", "other"].map(|name| {
+            let cache = KmemCache::new(name, Layout::new::<u64>());
+            cache.unwrap()
+        });
+        let [one, other] = [&one, &other].map(|cache| &cache.descriptor.nodes()[0]);
+        assert!(!give_back_node_lock());
+        let guard = one.stock_after_fork().unwrap();
+        let inner = other.stock_after_fork().unwrap();
+        assert!(!give_back_node_lock());
+        drop(inner);
+        assert!(give_back_node_lock());
+        core::mem::forget(guard);
+        drop(one.stock.try_lock().expect("the lock is free"));
+    }
+}
