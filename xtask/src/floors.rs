@@ -43,7 +43,7 @@ pub static FLOORS: [Floors; 2] = [
             &["topology"],
             &["fork"],
             &["lock"],
-            &["last_words", "sys"],
+            &["last_words", "sanitizer", "sys"],
         ],
     },
     Floors {

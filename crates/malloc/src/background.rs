@@ -129,12 +129,7 @@ static CHANGED: AtomicU32 = AtomicU32::new(0);
 
 /// Returns milliseconds of a clock that needs no system call, wrapping.
 pub(crate) fn now() -> u32 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    let now = pinfold_rseq::kernel::clock(libc::CLOCK_MONOTONIC_COARSE);
     (now.tv_sec as u32)
         .wrapping_mul(1000)
         .wrapping_add(now.tv_nsec as u32 / 1_000_000)

@@ -32,6 +32,7 @@ mod nodes;
 pub mod pages;
 pub mod percpu;
 pub mod profile;
+mod sanitizer;
 pub mod segment;
 pub mod shepherd;
 pub mod slab;

@@ -307,12 +307,7 @@ pub(crate) fn random() -> u64 {
     if got == Ok(size) {
         return number;
     }
-    // SAFETY: `timespec` consists of integers, so zeroes are valid. `now` is writable.
-    let now = unsafe {
-        let mut now: libc::timespec = core::mem::zeroed();
-        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now);
-        now
-    };
+    let now = kernel::clock(libc::CLOCK_MONOTONIC);
     (now.tv_nsec as u64 ^ now.tv_sec as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
@@ -409,24 +404,14 @@ pub(crate) fn cpu_and_node() -> Option<(usize, usize)> {
 /// Returns the milliseconds of a monotonic clock with a resolution of some milliseconds. Makes no
 /// system call.
 pub(crate) fn coarse_milliseconds() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    let now = kernel::clock(libc::CLOCK_MONOTONIC_COARSE);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
 /// Returns the nanoseconds of a monotonic clock. Makes no system call on machines whose clock the
 /// C library can read.
 pub(crate) fn nanoseconds() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut now) };
+    let now = kernel::clock(libc::CLOCK_MONOTONIC);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 

@@ -6,6 +6,7 @@
 #![allow(unsafe_code, reason = "calls the kernel")]
 
 use crate::syscall;
+pub use crate::vdso::clock;
 use core::ffi::{CStr, c_int};
 
 /// The kernel's answer, or the error number.

@@ -82,6 +82,7 @@ mod state;
 mod stuck;
 mod syscall;
 mod units;
+mod vdso;
 mod words;
 
 pub use fence::{FenceError, can_fence, fence, fence_index, fence_is_refused};

@@ -178,7 +178,9 @@ impl<'i> Chains<'i> {
         let mut targets = Vec::new();
         for name in names {
             let found = self.image.functions_named(name);
-            if found.is_empty() {
+            if found.is_empty() && self.rules.cost(name).is_some() {
+                targets.push(Target::Import((*name).to_owned()));
+            } else if found.is_empty() {
                 let problem = format!("a rule names {name}, which is not in the library");
                 self.problems.insert(problem);
             }

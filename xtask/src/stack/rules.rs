@@ -108,6 +108,7 @@ const COSTS: &[(&str, u64)] = &[
     ("sched_yield", 32),
     // Copies two structures of 152 bytes for the kernel.
     ("sigaction", 512),
+    ("sigdelset", 32),
     ("strlen", 64),
     ("syscall", 32),
     // For the page size and the size of memory: at most a `sysinfo`.
@@ -171,6 +172,8 @@ const POINTERS: &[(&str, &[&str])] = &[
         "pinfold::slab::fork::visit_*",
         &["pinfold::fork::Hooks::is_held_by::{{closure}}"],
     ),
+    // The kernel's function in the vDSO.
+    ("pinfold_rseq::vdso::clock", &["clock_gettime"]),
     // The library registers only these functions. A program is responsible for its own drains.
     (
         "pinfold::shepherd::*",

@@ -27,6 +27,7 @@ use super::{
 use crate::fork::{self, Rank};
 use crate::lock::Lock;
 use crate::nodes::MAX_NODES;
+use crate::sanitizer;
 use crate::sys::{self, Mapped};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU8, AtomicUsize};
@@ -169,17 +170,22 @@ fn map_entries(regions: &mut Regions, count: usize) -> bool {
 /// 2. if that cannot be mapped, in smaller parts of it;
 /// 3. otherwise where the kernel has room.
 ///
-/// Emulators have fewer addresses, and sanitizers use most of the low ones.
+/// Emulators have fewer addresses. Sanitizers keep the addresses of the first two choices for
+/// themselves, and end a program that has mapped something there. They leave the addresses to
+/// programs that the kernel chooses, up to some hundred gibibytes. So beside a sanitizer only the
+/// third choice is left, and the window is smaller.
 fn choose_window(regions: &mut Regions) -> bool {
     // The stack lies in the upper half of the address space, so the stack's address tells how large
     // the space is.
     let part = (sys::stack_address() + 1).next_power_of_two() / 16;
-    let random = (0..5).map(|shift| {
+    let beside_sanitizer = sanitizer::is_there();
+    let random = (0..5).filter(|_| !beside_sanitizer).map(|shift| {
         let part = part >> shift;
         let start = part + sys::random() as usize % (part / 2);
         (start & !(REGION - 1), (part / 2).min(MAX_WINDOW))
     });
-    let kernels = (0..5).filter_map(|shift| {
+    let largest = if beside_sanitizer { 2 } else { 0 };
+    let kernels = (largest..5).filter_map(|shift| {
         let size = MAX_WINDOW >> (2 * shift);
         let start = sys::unmapped_addresses(size)?;
         Some((start.next_multiple_of(REGION), size - REGION))

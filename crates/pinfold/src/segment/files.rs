@@ -24,12 +24,7 @@ pub fn now_ms() -> u64 {
 }
 
 pub(super) fn now_ns() -> u64 {
-    let mut now = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: `now` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut now) };
+    let now = pinfold_rseq::kernel::clock(libc::CLOCK_REALTIME);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 

@@ -1,0 +1,192 @@
+//! The clock, read by the kernel's function in the process: the vDSO.
+//!
+//! The C library's `clock_gettime` calls that function too, but another library may have replaced
+//! `clock_gettime` by a function that allocates, or that is not ready yet.
+#![allow(
+    unsafe_code,
+    reason = "reads the image of the vDSO and calls its function"
+)]
+
+use crate::syscall;
+use core::ffi::{CStr, c_char, c_int};
+use core::sync::atomic::AtomicUsize;
+use core::sync::atomic::Ordering::Relaxed;
+
+#[cfg(target_arch = "x86_64")]
+const NAME: &CStr = c"__vdso_clock_gettime";
+#[cfg(not(target_arch = "x86_64"))]
+const NAME: &CStr = c"__kernel_clock_gettime";
+
+type Function = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> c_int;
+
+/// The function's address. 0 before the first search, and [`NONE`] if the kernel offers none.
+static FUNCTION: AtomicUsize = AtomicUsize::new(0);
+const NONE: usize = 1;
+
+/// Returns the time of a clock. Makes no system call where the kernel offers a vDSO that can read
+/// the machine's clock.
+#[inline(never)]
+pub fn clock(clock: libc::clockid_t) -> libc::timespec {
+    let mut now = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // Relaxed is enough: the kernel mapped the function before the program started.
+    let at = match FUNCTION.load(Relaxed) {
+        0 => search(),
+        at => at,
+    };
+    if at != NONE {
+        // SAFETY: `search` found the kernel's function of this type. `now` is writable.
+        let error = unsafe { core::mem::transmute::<usize, Function>(at)(clock, &raw mut now) };
+        if error == 0 {
+            return now;
+        }
+    }
+    let arguments = [clock as usize, (&raw mut now) as usize];
+    // SAFETY: `now` is writable.
+    let _ = unsafe { syscall(libc::SYS_clock_gettime, arguments) };
+    now
+}
+
+#[cold]
+fn search() -> usize {
+    // SAFETY: getauxval only reads the auxiliary vector. The address is 0, or that of the vDSO.
+    let at = unsafe {
+        let image = libc::getauxval(libc::AT_SYSINFO_EHDR) as usize;
+        if image == 0 { None } else { find(image, NAME) }
+    };
+    let at = at.unwrap_or(NONE);
+    FUNCTION.store(at, Relaxed);
+    at
+}
+
+/// The tables of an image that a search needs.
+#[derive(Default)]
+struct Tables {
+    symbols: usize,
+    strings: usize,
+    hash: usize,
+    gnu_hash: usize,
+}
+
+/// Returns the address of the function `name` in an ELF image.
+///
+/// # Safety
+///
+/// `image` is the start of a shared library that the kernel or the loader has mapped.
+unsafe fn find(image: usize, name: &CStr) -> Option<usize> {
+    // SAFETY: the caller promises a mapped library, whose headers and tables are in place.
+    unsafe {
+        let header = &*(image as *const libc::Elf64_Ehdr);
+        let programs = core::slice::from_raw_parts(
+            (image + header.e_phoff as usize) as *const libc::Elf64_Phdr,
+            header.e_phnum as usize,
+        );
+        let of_type = |wanted| programs.iter().find(|program| program.p_type == wanted);
+        let base = image.wrapping_sub(of_type(libc::PT_LOAD)?.p_vaddr as usize);
+        let mut entry = (base + of_type(libc::PT_DYNAMIC)?.p_vaddr as usize) as *const [usize; 2];
+        let mut tables = Tables::default();
+        // The constants are those of `elf.h`. The table ends with an entry of type 0.
+        while (*entry)[0] != 0 {
+            let [kind, at] = *entry;
+            match kind {
+                4 => tables.hash = base + at,
+                5 => tables.strings = base + at,
+                6 => tables.symbols = base + at,
+                0x6fff_fef5 => tables.gnu_hash = base + at,
+                _ => {}
+            }
+            entry = entry.add(1);
+        }
+        if tables.symbols == 0 || tables.strings == 0 {
+            return None;
+        }
+        let symbol = |nth: usize| &*(tables.symbols as *const libc::Elf64_Sym).add(nth);
+        let is_it = |&nth: &usize| {
+            let text = (tables.strings + symbol(nth).st_name as usize) as *const c_char;
+            symbol(nth).st_shndx != 0 && CStr::from_ptr(text) == name
+        };
+        let nth = if tables.gnu_hash != 0 {
+            let first = hash_chain(tables.gnu_hash as *const u32, name)?;
+            first.into_iter().find(is_it)
+        } else if tables.hash != 0 {
+            // The second word is the number of symbols.
+            (0..*(tables.hash as *const u32).add(1) as usize).find(is_it)
+        } else {
+            None
+        };
+        nth.map(|nth| base + symbol(nth).st_value as usize)
+    }
+}
+
+/// Returns the numbers of the symbols whose hash falls into the same bucket as that of `name`.
+/// Returns `None` if the bucket is empty.
+///
+/// # Safety
+///
+/// `table` is the table of type `DT_GNU_HASH` of a mapped library.
+unsafe fn hash_chain(table: *const u32, name: &CStr) -> Option<core::ops::RangeInclusive<usize>> {
+    let hash = |hash: u32, &byte: &u8| hash.wrapping_mul(33).wrapping_add(u32::from(byte));
+    let hash = name.to_bytes().iter().fold(5381, hash);
+    // SAFETY: the caller promises the table. Its words are the number of buckets, the first symbol
+    // that has a hash, the number of 64-bit words of a filter, and a shift. Behind them lie the
+    // filter, the buckets, and the hashes of the symbols. The last hash of a bucket is odd.
+    unsafe {
+        let (buckets, from) = (*table, *table.add(1));
+        let bucket = table.add(4 + 2 * *table.add(2) as usize);
+        let hashes = bucket.add(buckets as usize);
+        let first = *bucket.add(hash.checked_rem(buckets)? as usize);
+        let mut last = first.checked_sub(from)? as usize;
+        while *hashes.add(last) & 1 == 0 {
+            last += 1;
+        }
+        Some(first as usize..=last + from as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nanoseconds(time: libc::timespec) -> i64 {
+        time.tv_sec * 1_000_000_000 + time.tv_nsec
+    }
+
+    #[test]
+    fn every_clock_agrees_with_the_c_librarys() {
+        for id in [
+            libc::CLOCK_MONOTONIC,
+            libc::CLOCK_REALTIME,
+            libc::CLOCK_MONOTONIC_COARSE,
+            libc::CLOCK_THREAD_CPUTIME_ID,
+        ] {
+            let librarys = || {
+                let mut now = clock(id);
+                // SAFETY: `now` is writable.
+                assert_eq!(unsafe { libc::clock_gettime(id, &raw mut now) }, 0);
+                nanoseconds(now)
+            };
+            let (before, own, after) = (librarys(), nanoseconds(clock(id)), librarys());
+            assert!(
+                (before..=after).contains(&own),
+                "{id}: {before} {own} {after}"
+            );
+        }
+    }
+
+    #[test]
+    fn functions_of_a_loaded_image_are_found() {
+        // SAFETY: getauxval only reads the auxiliary vector.
+        let image = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) } as usize;
+        if image == 0 {
+            std::println!("this machine has no vDSO");
+            return;
+        }
+        // SAFETY: the kernel has mapped the vDSO at `image`.
+        unsafe {
+            assert!(find(image, NAME).is_some_and(|at| at > image));
+            assert_eq!(find(image, c"no_such_function"), None);
+        }
+    }
+}
