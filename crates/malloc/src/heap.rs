@@ -1,7 +1,7 @@
 //! Blocks of any size and alignment: objects of a size class, runs, huge blocks.
 
 use crate::gate::{self, alloc_fast, entry_fast};
-use crate::{count, init, profiled};
+use crate::{count, init, profiled, settings};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
@@ -372,6 +372,9 @@ pub(crate) fn fits(block: *mut u8, size: usize, align: usize) -> bool {
 #[cold]
 #[inline(never)]
 fn fits_checked(block: *mut u8, size: usize, align: usize) -> bool {
+    if !settings::checks_sized_free() {
+        return true;
+    }
     let entry = arena::entry(block as usize);
     if let Some(class) = kmalloc::class_of_any(entry) {
         let size = match HAS_LARGER.load(Relaxed) {

@@ -25,6 +25,9 @@ pub const LIBRARY: &str = "PINFOLD_LIBRARY";
 /// The environment variable that says whether `dlopen` keeps the flag `RTLD_DEEPBIND`, for
 /// `libpinfold.so`.
 pub const DEEPBIND: &str = "PINFOLD_DEEPBIND";
+/// The environment variable that says whether hardened and debugged caches check the size that a
+/// sized free passes.
+pub const SIZED_FREE: &str = "PINFOLD_SIZED_FREE";
 
 /// Returns whether [`DEEPBIND`] is set to `keep`. Reads the environment.
 pub fn keeps_deepbind() -> bool {
@@ -41,9 +44,35 @@ fn parse_deepbind(value: &[u8]) -> Option<bool> {
     }
 }
 
+/// Returns whether [`SIZED_FREE`] is not `ignore`. Reads the environment at the first call.
+pub(crate) fn checks_sized_free() -> bool {
+    const UNREAD: u8 = 2;
+    static ANSWER: AtomicU8 = AtomicU8::new(UNREAD);
+    // Relaxed: all threads read the same value in the environment.
+    match ANSWER.load(Relaxed) {
+        UNREAD => {
+            let answer = env::parsed(SIZED_FREE, parse_sized_free) != Some(false);
+            ANSWER.store(u8::from(answer), Relaxed);
+            answer
+        }
+        answer => answer == 1,
+    }
+}
+
+/// Returns whether the value of [`SIZED_FREE`] means that sizes are checked. Returns `None` for an
+/// invalid value.
+fn parse_sized_free(value: &[u8]) -> Option<bool> {
+    match value {
+        b"check" => Some(true),
+        b"ignore" => Some(false),
+        _ => None,
+    }
+}
+
 use crate::{background, count, init, live};
 use core::fmt::{self, Write};
 use core::str::from_utf8;
+use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use pinfold::arena::{HugePages, Limit};
 use pinfold::mempolicy::{self, Mempolicy};
 use pinfold::slab::{debug, parse_hardened};
@@ -81,7 +110,7 @@ enum Grammar {
 
 /// Lists all environment variables that Pinfold reads. docs/environment.md describes them in this
 /// order.
-pub static SETTINGS: [Setting; 15] = [
+pub static SETTINGS: [Setting; 16] = [
     Setting {
         name: MEMORY_LIMIT,
         values: "bytes, as 512M, or a percentage from 1% to 100%",
@@ -123,6 +152,13 @@ pub static SETTINGS: [Setting; 15] = [
         default: "0",
         help: "1 finds double frees and writes to freed memory",
         grammar: Grammar::Word(|value| parse_hardened(value).is_some()),
+    },
+    Setting {
+        name: SIZED_FREE,
+        values: "check or ignore",
+        default: "check",
+        help: "whether caches that check for faults check the size that a sized delete passes",
+        grammar: Grammar::Word(|value| parse_sized_free(value).is_some()),
     },
     Setting {
         name: HEAP,
@@ -327,6 +363,7 @@ mod tests {
                 &["maybe", "OFF", "cpu "][..],
             ),
             (HARDENED, &["0", "1"], &["yes", "11"]),
+            (SIZED_FREE, &["check", "ignore"], &["0", "off"]),
             (SEGMENT, &["on", "off"], &["1", "auto"]),
             (DEEPBIND, &["drop", "keep"], &["0", "on"]),
             (SLAB_DEBUG, &["FZPU,a*;-"], &["FQ"]),

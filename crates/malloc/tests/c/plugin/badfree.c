@@ -1,6 +1,12 @@
-/* Frees a block twice ("twice"), or an address that is no block ("local"). Does not return. */
+/*
+ * Frees a block twice ("twice"), an address that is no block ("local"), or a block with a size that
+ * is not its own ("sized").
+ */
 #include <stdlib.h>
 #include <string.h>
+
+/* Finds no function in a program on another allocator. */
+extern void free_sized(void *block, size_t size) __attribute__((weak));
 
 __attribute__((noinline)) static void wrong_free(void *block)
 {
@@ -13,6 +19,12 @@ int main(int argc, char **argv)
 	char *volatile block = malloc(100);
 	if (argc > 1 && strcmp(argv[1], "local") == 0)
 		wrong_free(&here);
+	if (argc > 1 && strcmp(argv[1], "sized") == 0) {
+		free_sized(block, 30);
+		block = malloc(5000000);
+		free_sized(block, 6000000);
+		return 0;
+	}
 	free(block);
 	wrong_free(block);
 	return 0;
