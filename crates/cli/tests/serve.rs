@@ -52,10 +52,15 @@ fn role() {
 fn clients_that_send_nothing_do_not_keep_others_out() {
     for files in [24, 1000] {
         let mut server = Server::start(files, &[]);
-        let _idle = server.idle_clients(100);
-        // They are all open while the scrape is answered.
-        server.await_scrape();
-        server.await_scrape();
+        // The server closes a connection after 10 s in which its client sent nothing. So a scrape
+        // that takes less has not waited for that. On a busy machine one may take longer.
+        let is_quick = (0..5).any(|_| {
+            let _idle = server.idle_clients(100);
+            let begin = Instant::now();
+            server.await_scrape();
+            begin.elapsed() < Duration::from_secs(8)
+        });
+        assert!(is_quick);
     }
 }
 

@@ -366,6 +366,24 @@ mod tests {
         assert_eq!(process.read_start("stat", 3).unwrap().len(), 3);
     }
 
+    /// The kernel gives the number of a process that has ended to another one.
+    #[test]
+    fn a_number_that_another_process_gets_is_not_followed() {
+        let proc = tempfile::tempdir().unwrap();
+        let (folder, ended) = (proc.path().join("7"), proc.path().join("ended"));
+        let show = |name: &str| {
+            std::fs::create_dir(&folder).unwrap();
+            std::fs::write(folder.join("comm"), name).unwrap();
+        };
+        show("first");
+        let process = Process::in_any_state(&folder, 7).unwrap();
+        std::fs::rename(&folder, &ended).unwrap();
+        show("second");
+        assert_eq!(process.name().unwrap(), "first");
+        std::fs::remove_dir_all(&ended).unwrap();
+        assert!(has_ended(&process.name().unwrap_err()));
+    }
+
     #[test]
     fn a_process_that_has_ended_is_never_mistaken_for_another() {
         let mut child = std::process::Command::new("sleep")
