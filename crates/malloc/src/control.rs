@@ -11,6 +11,7 @@
 use crate::changeable::{Changeable, SETTINGS};
 use crate::heap_profile::MAX_INTERVAL;
 use crate::profiled;
+use pinfold::profile;
 use pinfold::segment::{Answer, Code, GET, HEAP_START, HEAP_STOP, SET, TRIM};
 use pinfold::shepherd::{self, Reach};
 use pinfold::slab;
@@ -67,7 +68,10 @@ fn heap_start(interval: u64, reach: Reach) -> Answer {
     if started {
         return Answer::new(Code::Done, interval);
     }
-    Answer::new(Code::Refused, 0)
+    Answer::new(
+        Code::Refused,
+        profile::no_walks().map_or(0, |why| why as u64),
+    )
 }
 
 fn heap_stop() -> Answer {

@@ -13,6 +13,7 @@ use crate::live::{Ask, name};
 use anyhow::{Context, Result, bail};
 use naming::Subject;
 pub use naming::{PATIENCE, Patience, child_main};
+use pinfold::profile::NoWalks;
 use pinfold::segment::{Code, HEAP_START, HEAP_STOP};
 use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_malloc::settings::parse_heap_interval;
@@ -119,8 +120,14 @@ fn start(args: &StartArgs) -> Result<ExitCode> {
     let answer = ask.ask_for(HEAP_START, args.interval)?;
     match answer.code() {
         Some(Code::Done) => {}
+        Some(Code::Refused) if answer.value() == NoWalks::Unwinder as u64 => bail!(
+            "process {pid}: it cannot have a profile, because its unwinder takes the loader's lock and a sample could wait for this lock forever; a profile needs libgcc_s.so.1 of GCC 12 or later and glibc 2.35 or later"
+        ),
+        Some(Code::Refused) if answer.value() == NoWalks::Tables as u64 => bail!(
+            "process {pid}: its call stacks cannot be walked, because it has registered unwinding tables, as just-in-time compilers do; `pinfold run --heap` takes samples until it registers the first one"
+        ),
         Some(Code::Refused) => bail!(
-            "process {pid}: it could not start a profile within a second: it is loading a library, may make no file for the profile (`ulimit -n`, `ulimit -f`), has no memory, has no libgcc_s.so.1 of GCC 12 or later, or has registered unwinding tables; try again, or start it with `pinfold run --heap`"
+            "process {pid}: it could not start a profile within a second: it is loading a library, may make no file for the profile (`ulimit -n`, `ulimit -f`), has no memory, or cannot load libgcc_s.so.1; try again, or start it with `pinfold run --heap`"
         ),
         _ => bail!("process {pid}: it does not know this request"),
     }

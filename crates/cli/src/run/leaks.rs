@@ -18,7 +18,8 @@ pub fn print(file: &Path, started: SystemTime) {
     let profiles = profiles(file, started);
     if profiles.is_empty() {
         note(
-            "no process has left a heap profile: one that is killed, or ends by _exit, writes none",
+            "no process has left a heap profile: one that is killed, or ends by _exit, writes none; \
+             nor does one whose libgcc_s.so.1 is older than GCC 12, or its glibc than 2.35",
         );
     }
     for (path, profile) in profiles {

@@ -55,7 +55,7 @@ pub use walk::forbid_walks;
 pub(crate) use walk::{
     ALL, prepare as prepare_walks, run_on_stack, walk, walks_are_forbidden, without_signals,
 };
-pub use walk::{callers, here};
+pub use walk::{NoWalks, callers, here, no_walks};
 
 use crate::sys;
 use core::sync::atomic::AtomicU8;

@@ -26,13 +26,25 @@ const STACK: usize = 64 << 10;
 
 /// The thread pointers of the threads that walk, or 0.
 static OWNERS: [AtomicUsize; WALKERS] = [const { AtomicUsize::new(0) }; WALKERS];
-/// Whether stacks can be walked: [`UNPREPARED`], [`PREPARED`] or [`FORBIDDEN`].
+/// Whether stacks can be walked: [`UNPREPARED`], [`PREPARED`], or why they cannot.
 static STATE: AtomicU8 = AtomicU8::new(UNPREPARED);
 /// No walk has loaded the unwinder yet.
 const UNPREPARED: u8 = 0;
 const PREPARED: u8 = 1;
-/// A walk may have to wait for a lock whose holder waits for the walk.
-const FORBIDDEN: u8 = 2;
+/// A walk may have to wait for a lock whose holder waits for the walk, because of
+/// [`NoWalks::Unwinder`] or [`NoWalks::Tables`].
+const UNWINDER_LOCKS: u8 = 2;
+const TABLES_ARE_REGISTERED: u8 = 3;
+
+/// Why a process cannot walk its call stacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum NoWalks {
+    /// The unwinder takes the loader's lock for each frame.
+    Unwinder = 1,
+    /// The program has registered unwinding tables.
+    Tables = 2,
+}
 
 /// The address of the first stack.
 static STACKS: AtomicUsize = AtomicUsize::new(0);
@@ -51,12 +63,21 @@ unsafe extern "C" {
 /// allocate while it holds a lock that a walk needs. One store.
 pub fn forbid_walks() {
     // A walk that has begun holds no lock of this library's, so no other thread waits for it.
-    STATE.store(FORBIDDEN, Relaxed);
+    STATE.store(TABLES_ARE_REGISTERED, Relaxed);
+}
+
+/// Returns why stacks cannot be walked, if that is known. One load.
+pub fn no_walks() -> Option<NoWalks> {
+    match STATE.load(Relaxed) {
+        UNWINDER_LOCKS => Some(NoWalks::Unwinder),
+        TABLES_ARE_REGISTERED => Some(NoWalks::Tables),
+        _ => None,
+    }
 }
 
 /// Returns whether [`forbid_walks`] was called, or the unwinder takes the loader's lock. One load.
 pub(crate) fn walks_are_forbidden() -> bool {
-    STATE.load(Relaxed) == FORBIDDEN
+    no_walks().is_some()
 }
 
 /// Makes the stacks, and walks once: that walk may load the unwinder's library. Returns false if
@@ -76,7 +97,7 @@ pub(crate) fn prepare() -> bool {
             return false;
         }
         let state = match unwinder::takes_loader_lock(_Unwind_Backtrace as *const () as usize) {
-            true => FORBIDDEN,
+            true => UNWINDER_LOCKS,
             false => PREPARED,
         };
         // Fails if walks were forbidden meanwhile. Relaxed, because the loader has its own locks,
