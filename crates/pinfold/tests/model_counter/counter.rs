@@ -19,7 +19,7 @@
 //! | `try_hold_all` | `pinfold/src/counter/stripe.rs` `try_hold_all` | `3d3cb239b6165036` |
 //! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all` | `28afadc38d3470b2` |
 //! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all_but` | `d45e04ae3809def5` |
-//! | `pause` | `pinfold/src/counter/stripe.rs` `pause` | `2982f207575551a3` |
+//! | `pause` | `pinfold/src/counter/stripe.rs` `pause` | `fd9dd5aefdba72db` |
 //! | `enter` | `pinfold/src/counter/gates.rs` `enter` | `8abc774348515889` |
 //! | `leave_adders_alone` | `pinfold/src/counter/pace.rs` `leave_adders_alone` | `c313523c9dfe7af3` |
 
