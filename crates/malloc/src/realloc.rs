@@ -173,8 +173,8 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
 }
 
 /// Allocates a run, if possible with room behind it, for a block that is likely to grow again.
-/// Takes fresh memory only if `fresh` is true. Returns `None` if there is no such run, or if the
-/// class of `size` checks its blocks.
+/// Unless `fresh` is true, at least half of the run is resident. Returns `None` if there is no such
+/// run, or if the class of `size` checks its blocks.
 fn alloc_growing(size: usize, fresh: bool) -> Option<*mut u8> {
     if size <= MAX_CLASS_SIZE && kmalloc::checks(kmalloc::class_of(size)) {
         return None;

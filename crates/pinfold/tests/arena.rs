@@ -274,6 +274,16 @@ fn a_growing_block_gets_memory_that_was_used() {
     assert_eq!(alloc_growing_run(size, 0, false), Some(run));
     let fresh = alloc_growing_run(size, 0, true).unwrap();
     assert!(fresh != run && entry(fresh.as_ptr() as usize) == LARGE);
+    give(fresh);
+    assert_eq!(
+        alloc_growing_run(3 * size, 0, false),
+        None,
+        "a third is dirty"
+    );
+    let (dirty, held) = (arena::dirty(), arena::held());
+    assert_eq!(dirty, size as u64);
+    assert_eq!(alloc_growing_run(2 * size, 0, false), Some(fresh));
+    assert_eq!((arena::dirty(), arena::held()), (0, held + dirty));
     [run, behind, fresh].into_iter().for_each(give);
 }
 

@@ -3,13 +3,12 @@
 //! `realloc` would copy a large block each time the block grows. Instead:
 //!
 //! 1. The run grows in place into free granules behind it ([`resize_run`]).
-//! 2. If these granules are in use, the run is copied to a dirty run, if possible to one with as
-//!    many free granules behind it as the run has ([`alloc_growing_run`]). So the next growth needs
-//!    no copy. A copy to resident memory costs less than the page faults that follow a move of
-//!    pages.
-//! 3. Without such a dirty run, the kernel moves the pages of a long run to a mapping of its own
-//!    ([`move_run`]). From then on the block is a huge block, which the kernel grows. A short run
-//!    is copied to fresh memory.
+//! 2. If these granules are in use, the run is copied to dirty memory, if possible with as many
+//!    free granules behind it as the run has ([`alloc_growing_run`]). So the next growth needs no
+//!    copy. A copy to resident memory costs less than the page faults that follow a move of pages.
+//! 3. If too little memory is dirty, the kernel moves the pages of a long run to a mapping of its
+//!    own ([`move_run`]). From then on the block is a huge block, which the kernel grows. A short
+//!    run is copied to fresh memory.
 //!
 //! A mapping remembers the address at which it was made. So the kernel never joins moved pages with
 //! their new neighbours, and pages that move within a region split its mapping for good. A mapping
@@ -21,7 +20,6 @@ use super::{
     GRANULE, HUGE, LARGE, MAX_RUN, State, address_of, budget, frame, held, huge, index_of_run,
     kept, numa, set_entry,
 };
-use crate::lock::Guard;
 use crate::sys::Mapped;
 use core::ptr::NonNull;
 
@@ -136,11 +134,11 @@ fn map_behind(node: usize, index: u32) {
 }
 
 /// Allocates a run for a block of `size` bytes that has grown and may grow again. Prefers dirty
-/// runs, which need no page faults, with at least as many free granules behind the block. Takes
-/// fresh memory only if `fresh` is true.
+/// runs, which need no page faults, with at least as many free granules behind the block. Unless
+/// `fresh` is true, at least half of the run is dirty.
 ///
-/// Returns `None` when [`alloc_run`](super::alloc_run) does, and if no dirty run serves and `fresh`
-/// is false. Takes the arena's lock, and may map memory by a system call.
+/// Returns `None` when [`alloc_run`](super::alloc_run) does, and if `fresh` is false and too little
+/// is dirty. Takes the arena's lock, and may map memory by a system call.
 pub fn alloc_growing_run(size: usize, node: usize, fresh: bool) -> Option<NonNull<u8>> {
     let granules = u32::try_from(size.div_ceil(GRANULE)).ok()?;
     if granules > MAX_RUN {
@@ -151,39 +149,18 @@ pub fn alloc_growing_run(size: usize, node: usize, fresh: bool) -> Option<NonNul
     let dirty = [room, granules]
         .into_iter()
         .find_map(|length| arena.free.find(State::Dirty, length, false));
-    match dirty {
-        Some(head) => hand_out(arena, node, head, granules, 0),
-        None if !fresh || budget::near(held() as usize, size) => None,
-        None => alloc_roomy(arena, node, granules),
-    }
-}
-
-/// Allocates a clean run that is one block, if possible with as many free granules behind it. Makes
-/// a region only if no free run is long enough.
-fn alloc_roomy(
-    mut arena: Guard<'static, Arena>,
-    node: usize,
-    granules: u32,
-) -> Option<NonNull<u8>> {
-    let room = (2 * granules).min(MAX_RUN);
-    let head = clean_run(&mut arena, node, granules, room)
-        .or_else(|| clean_run(&mut arena, node, granules, granules))
-        .or_else(|| {
-            arena.add_region(node, false)?;
-            clean_run(&mut arena, node, granules, room)
-        })?;
-    hand_out(arena, node, head, granules, granules)
-}
-
-/// Makes the first `granules` of a free run a block.
-fn hand_out(
-    mut arena: Guard<'static, Arena>,
-    node: usize,
-    head: u32,
-    granules: u32,
-    clean: u32,
-) -> Option<NonNull<u8>> {
-    arena.free.take_front(head, granules);
+    let (head, clean) = if let Some(head) = dirty {
+        arena.free.take_front(head, granules);
+        (head, 0)
+    } else if budget::near(held() as usize, size) {
+        return None;
+    } else if let Some(mixed) = arena.take_mixed(node, granules) {
+        mixed
+    } else if fresh {
+        (take_roomy(&mut arena, node, granules)?, granules)
+    } else {
+        return None;
+    };
     // SAFETY: the run was taken out of the free runs above, so only this thread uses its frame.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
@@ -192,6 +169,20 @@ fn hand_out(
     set_entry(head, LARGE);
     kept::large_more(granules as usize);
     NonNull::new(address_of(head))
+}
+
+/// Takes `granules` of a clean run, if possible with as many free granules behind them. Makes a
+/// region only if no free run is long enough. Returns the first granule.
+fn take_roomy(arena: &mut Arena, node: usize, granules: u32) -> Option<u32> {
+    let room = (2 * granules).min(MAX_RUN);
+    let head = clean_run(arena, node, granules, room)
+        .or_else(|| clean_run(arena, node, granules, granules))
+        .or_else(|| {
+            arena.add_region(node, false)?;
+            clean_run(arena, node, granules, room)
+        })?;
+    arena.free.take_front(head, granules);
+    Some(head)
 }
 
 /// Returns the first granule of `room` free granules, of which at least the first `granules` are

@@ -400,12 +400,13 @@ impl Arena {
         Some(clean)
     }
 
-    /// Takes `granules` that begin with a dirty run, although the run is shorter: the longest of
-    /// those that became dirty last. Only the granules behind it cost page faults. Returns the
-    /// first granule, and how many were not dirty.
-    fn take_mixed(&mut self, node: usize, granules: u32) -> Option<(u32, u32)> {
+    /// Takes `granules` that begin with a shorter dirty run: the longest of those that became dirty
+    /// last, if it has at least half of the granules. Only the granules behind it cost page faults.
+    /// Returns the first granule, and how many were not dirty.
+    pub(super) fn take_mixed(&mut self, node: usize, granules: u32) -> Option<(u32, u32)> {
         let head = self.free.longest_of_newest()?;
-        let clean = self.take_at(node, head, granules)?;
+        let (_, length) = self.free.run_at(head)?;
+        let clean = (length >= granules / 2).then(|| self.take_at(node, head, granules))??;
         Some((head, clean))
     }
 
