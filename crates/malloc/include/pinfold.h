@@ -218,6 +218,28 @@ struct pinfold_mallinfo2 {
  */
 struct pinfold_mallinfo2 pinfold_mallinfo2(void);
 
+/* The same fields as in struct pinfold_mallinfo2, as int. */
+struct pinfold_mallinfo {
+	int arena, ordblks, smblks, hblks, hblkhd, usmblks, fsmblks, uordblks, fordblks, keepcost;
+};
+
+/* Returns the figures of pinfold_mallinfo2, each at most INT_MAX. */
+struct pinfold_mallinfo pinfold_mallinfo(void);
+
+/*
+ * Writes how much memory Pinfold holds, and how much of it is in use, to standard error, in the
+ * form of glibc's malloc_stats. Keeps errno.
+ */
+void pinfold_malloc_stats(void);
+
+/*
+ * Returns 1 if Pinfold does what glibc's mallopt is asked for with `parameter` and `value`, else 0.
+ * Changes nothing. Returns 1 for M_ARENA_MAX with 1 or more, because the number of arenas does not
+ * grow with the threads, and for M_CHECK_ACTION with 3, because a fault prints a message and ends
+ * the process.
+ */
+int pinfold_mallopt(int parameter, int value);
+
 /*
  * Writes the numbers of pinfold_mallinfo2 to `stream`, as XML. `options` must be 0.
  *

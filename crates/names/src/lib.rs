@@ -10,7 +10,7 @@
 extern crate std;
 
 use core::ffi::{c_int, c_void};
-use pinfold_malloc::c::{self, Mallinfo2};
+use pinfold_malloc::c::{self, Mallinfo, Mallinfo2};
 use pinfold_malloc::inlined;
 
 #[doc(hidden)]
@@ -60,7 +60,10 @@ own_names! {
     pvalloc = pinfold_pvalloc(size: usize) -> *mut c_void;
     malloc_usable_size = pinfold_malloc_usable_size(block: *mut c_void) -> usize;
     malloc_trim = pinfold_malloc_trim(pad: usize) -> c_int;
+    mallinfo = pinfold_mallinfo() -> Mallinfo;
     mallinfo2 = pinfold_mallinfo2() -> Mallinfo2;
+    malloc_stats = pinfold_malloc_stats();
+    mallopt = pinfold_mallopt(parameter: c_int, value: c_int) -> c_int;
     malloc_info = pinfold_malloc_info(options: c_int, stream: *mut libc::FILE) -> c_int;
     cfree = pinfold_free(block: *mut c_void);
     __libc_malloc = pinfold_malloc(size: usize) -> *mut c_void;

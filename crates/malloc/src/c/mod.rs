@@ -43,7 +43,9 @@ pub mod reserve;
 pub mod shared_policy;
 pub mod shepherd;
 pub mod slabinfo;
+pub mod statistics;
 mod support;
 mod text;
 
 pub use malloc::*;
+pub use statistics::*;

@@ -3,12 +3,16 @@
 #include "check.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <malloc.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* glibc says that `mallinfo` is old. */
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
 
 /* Hide a value from the compiler's analysis. */
 static void *hide(void *p)
@@ -156,6 +160,49 @@ static void errno_is_kept(void)
 	CHECK(errno == 4711);
 }
 
+/* Services print these in their status pages. */
+static void older_figures(void)
+{
+	static void *keep[1000];
+	struct mallinfo before = mallinfo();
+
+	for (int i = 0; i < 1000; i++)
+		memset(keep[i] = malloc(50000), 1, 50000);
+	struct mallinfo now = mallinfo();
+	struct mallinfo2 wide = mallinfo2();
+	CHECK(now.uordblks - before.uordblks >= 50000000);
+	CHECK((size_t)now.uordblks == wide.uordblks && (size_t)now.arena == wide.arena);
+	CHECK((size_t)now.fordblks == wide.fordblks && (size_t)now.keepcost == wide.keepcost);
+	/* A figure that does not fit is the largest int. A small machine has no room for it. */
+	void *huge = hide(malloc((size_t)3 << 30));
+	CHECK(!huge || mallinfo().hblkhd == INT_MAX);
+	free(huge);
+
+	char text[600] = "";
+	int ends[2], errors = dup(2);
+	CHECK(pipe(ends) == 0 && dup2(ends[1], 2) == 2);
+	errno = 4711;
+	malloc_stats();
+	CHECK(errno == 4711);
+	CHECK(dup2(errors, 2) == 2 && read(ends[0], text, sizeof(text) - 1) > 0);
+	close(ends[0]);
+	close(ends[1]);
+	close(errors);
+	size_t system = 0, in_use = 0;
+	char *total = strstr(text, "Total (incl. mmap):");
+	CHECK(strncmp(text, "Arena 0:\n", 9) == 0 && total);
+	CHECK(sscanf(total, "Total (incl. mmap):\nsystem bytes = %zu\nin use bytes = %zu", &system,
+		     &in_use) == 2);
+	CHECK(in_use >= 50000000 && system >= in_use);
+	for (int i = 0; i < 1000; i++)
+		free(keep[i]);
+
+	/* 1 for what Pinfold does, and 0 for what it does not do. */
+	CHECK(mallopt(M_ARENA_MAX, 2) == 1 && mallopt(M_ARENA_MAX, 0) == 0);
+	CHECK(mallopt(M_CHECK_ACTION, 3) == 1 && mallopt(M_CHECK_ACTION, 0) == 0);
+	CHECK(mallopt(M_MMAP_THRESHOLD, 1 << 20) == 0 && mallopt(4711, 1) == 0);
+}
+
 static void figures(void)
 {
 	void *big = hide(malloc((size_t)64 << 20));
@@ -190,6 +237,7 @@ int main(void)
 	reallocs();
 	errno_is_kept();
 	figures();
+	older_figures();
 	puts("ok");
 	return 0;
 }

@@ -15,6 +15,8 @@ _Static_assert(sizeof(struct pinfold_reader) == 16, "a reader takes 16 bytes");
 _Static_assert(sizeof(struct pinfold_mallinfo2) == 10 * sizeof(size_t), "glibc's ten fields");
 _Static_assert(offsetof(struct pinfold_mallinfo2, keepcost) == 9 * sizeof(size_t),
 	       "in glibc's order");
+_Static_assert(sizeof(struct pinfold_mallinfo) == 10 * sizeof(int), "glibc's ten fields");
+_Static_assert(offsetof(struct pinfold_mallinfo, keepcost) == 9 * sizeof(int), "in this order");
 _Static_assert(sizeof(struct pinfold_slab_statistics) == 72, "statistics have nine fields");
 _Static_assert(offsetof(struct pinfold_slab_statistics, stride) == 64, "in this order");
 _Static_assert(offsetof(struct pinfold_slab_report, kind) == 40, "a report's fields stay");

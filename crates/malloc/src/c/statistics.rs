@@ -1,0 +1,92 @@
+//! glibc's older calls that report on malloc and tune it: `mallinfo`, `malloc_stats`, `mallopt`.
+
+use super::malloc::pinfold_mallinfo2;
+use super::text::print_into;
+use crate::heap::keep_errno;
+use core::ffi::c_int;
+
+/// The result of `mallinfo`: the fields of [`Mallinfo2`](super::malloc::Mallinfo2) as `int`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mallinfo {
+    /// Bytes held from the system, without huge blocks.
+    pub arena: c_int,
+    /// Always 0.
+    pub ordblks: c_int,
+    /// Always 0.
+    pub smblks: c_int,
+    /// Always 0.
+    pub hblks: c_int,
+    /// Bytes in huge blocks.
+    pub hblkhd: c_int,
+    /// Always 0.
+    pub usmblks: c_int,
+    /// Always 0.
+    pub fsmblks: c_int,
+    /// Bytes in blocks in use, and in free blocks that CPUs and nodes keep.
+    pub uordblks: c_int,
+    /// Bytes held and free.
+    pub fordblks: c_int,
+    /// Bytes that `malloc_trim` could give back.
+    pub keepcost: c_int,
+}
+
+/// Returns the figures of [`pinfold_mallinfo2`], each at most `INT_MAX` (`mallinfo`).
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_mallinfo() -> Mallinfo {
+    let info = pinfold_mallinfo2();
+    let bounded = |bytes: usize| c_int::try_from(bytes).unwrap_or(c_int::MAX);
+    Mallinfo {
+        arena: bounded(info.arena),
+        hblkhd: bounded(info.hblkhd),
+        uordblks: bounded(info.uordblks),
+        fordblks: bounded(info.fordblks),
+        keepcost: bounded(info.keepcost),
+        ..Mallinfo::default()
+    }
+}
+
+/// Writes how much memory Pinfold holds, and how much of it is in use, to standard error, in the
+/// form of glibc (`malloc_stats`). Keeps errno.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_malloc_stats() {
+    let info = pinfold_mallinfo2();
+    let mut text = [0u8; 512];
+    let (room, start) = (text.len(), text.as_mut_ptr());
+    let figures = |title: &'static str, held, used| {
+        core::fmt::from_fn(move |f| {
+            writeln!(f, "{title}:")?;
+            writeln!(f, "system bytes     = {held:10}")?;
+            writeln!(f, "in use bytes     = {used:10}")
+        })
+    };
+    let arena = figures("Arena 0", info.arena, info.uordblks);
+    let (held, used) = (info.arena + info.hblkhd, info.uordblks + info.hblkhd);
+    let total = figures("Total (incl. mmap)", held, used);
+    // SAFETY: the buffer has `room` bytes.
+    let length = unsafe {
+        let huge = format_args!("mmap bytes       = {:10}\n", info.hblkhd);
+        print_into(start.cast(), room, format_args!("{arena}{total}{huge}"))
+    };
+    // SAFETY: the text was written to the buffer, and is readable.
+    keep_errno(|| unsafe { libc::write(2, start.cast(), length.min(room - 1)) });
+}
+
+/// Returns 1 if Pinfold does what glibc's tunable `parameter` asks for with this value, else 0. In
+/// either case changes nothing (`mallopt`).
+///
+/// | parameter | value | result |
+/// |---|---|---|
+/// | `M_ARENA_MAX` | 1 or more | 1: the number of arenas does not grow with the threads |
+/// | `M_CHECK_ACTION` | with the bits 0 and 1 | 1: a fault prints a message and ends the process |
+/// | any other | any | 0: docs/tuning.md has the settings that Pinfold has instead |
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_mallopt(parameter: c_int, value: c_int) -> c_int {
+    const PRINT_AND_ABORT: c_int = 3;
+    let is_done = match parameter {
+        libc::M_ARENA_MAX => value >= 1,
+        libc::M_CHECK_ACTION => value & PRINT_AND_ABORT == PRINT_AND_ABORT,
+        _ => false,
+    };
+    is_done.into()
+}
