@@ -2,8 +2,8 @@
 
 use super::malloc::pinfold_mallinfo2;
 use super::text::print_into;
-use crate::heap::keep_errno;
 use core::ffi::c_int;
+use pinfold_rseq::kernel;
 
 /// The result of `mallinfo`: the fields of [`Mallinfo2`](super::malloc::Mallinfo2) as `int`.
 #[repr(C)]
@@ -52,7 +52,7 @@ pub extern "C" fn pinfold_mallinfo() -> Mallinfo {
 pub extern "C" fn pinfold_malloc_stats() {
     let info = pinfold_mallinfo2();
     let mut text = [0u8; 512];
-    let (room, start) = (text.len(), text.as_mut_ptr());
+    let room = text.len();
     let figures = |title: &'static str, held, used| {
         core::fmt::from_fn(move |f| {
             writeln!(f, "{title}:")?;
@@ -66,10 +66,14 @@ pub extern "C" fn pinfold_malloc_stats() {
     // SAFETY: the buffer has `room` bytes.
     let length = unsafe {
         let huge = format_args!("mmap bytes       = {:10}\n", info.hblkhd);
-        print_into(start.cast(), room, format_args!("{arena}{total}{huge}"))
+        print_into(
+            text.as_mut_ptr().cast(),
+            room,
+            format_args!("{arena}{total}{huge}"),
+        )
     };
-    // SAFETY: the text was written to the buffer, and is readable.
-    keep_errno(|| unsafe { libc::write(2, start.cast(), length.min(room - 1)) });
+    // Writes past errno. There is no place to report that standard error cannot be written to.
+    let _ = kernel::write(2, &text[..length.min(room - 1)]);
 }
 
 /// Returns 1 if Pinfold does what glibc's tunable `parameter` asks for with this value, else 0. In
