@@ -53,23 +53,22 @@ pub extern "C" fn pinfold_malloc_stats() {
     let info = pinfold_mallinfo2();
     let mut text = [0u8; 512];
     let room = text.len();
-    let figures = |title: &'static str, held, used| {
-        core::fmt::from_fn(move |f| {
-            writeln!(f, "{title}:")?;
-            writeln!(f, "system bytes     = {held:10}")?;
-            writeln!(f, "in use bytes     = {used:10}")
-        })
-    };
-    let arena = figures("Arena 0", info.arena, info.uordblks);
     let (held, used) = (info.arena + info.hblkhd, info.uordblks + info.hblkhd);
-    let total = figures("Total (incl. mmap)", held, used);
     // SAFETY: the buffer has `room` bytes.
     let length = unsafe {
-        let huge = format_args!("mmap bytes       = {:10}\n", info.hblkhd);
         print_into(
             text.as_mut_ptr().cast(),
             room,
-            format_args!("{arena}{total}{huge}"),
+            format_args!(
+                "Arena 0:\n\
+                 system bytes     = {:10}\n\
+                 in use bytes     = {:10}\n\
+                 Total (incl. mmap):\n\
+                 system bytes     = {held:10}\n\
+                 in use bytes     = {used:10}\n\
+                 mmap bytes       = {:10}\n",
+                info.arena, info.uordblks, info.hblkhd
+            ),
         )
     };
     // Writes past errno. There is no place to report that standard error cannot be written to.
