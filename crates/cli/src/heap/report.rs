@@ -99,12 +99,11 @@ pub fn summary(profile: &Profile, what: What) -> String {
             bytes(profile.interval as f64)
         ));
     } else if samples > 0 {
-        // The estimate is a sum of independent samples of about equal weight.
-        let deviation = 100.0 / (samples as f64).sqrt();
+        let deviation = 100.0 * deviation(all, profile.interval as f64);
         let about = match profile.interval > DEFAULT_INTERVAL {
-            // The interval may have grown, so the weights may differ.
-            true => "at least about",
-            false => "about",
+            // The interval may have been another one for earlier samples.
+            true => "about",
+            false => "at most about",
         };
         lines.add(format_args!(
             "estimated from {samples} samples, lately one in {}; standard deviation {about} {deviation:.0} %",
@@ -262,4 +261,28 @@ pub fn json(profile: &Profile, what: What, most: usize) -> serde_json::Value {
         "totals": values(&totals),
         "stacks": stacks,
     }})
+}
+
+/// Returns a bound for the standard deviation of an estimate of `bytes` bytes, as a share of them.
+///
+/// A block of S bytes is sampled with probability p = 1 − e^(−S/R), and counts S/p then. So its
+/// variance is S²·(1 − p)/p. That is at most S·R, and about S·R for blocks smaller than R. Growth
+/// in place has the same bound.
+fn deviation(bytes: f64, interval: f64) -> f64 {
+    (interval / bytes.max(1.0)).sqrt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_deviation_follows_samples_of_small_blocks_and_not_those_of_large_ones() {
+        let interval = 524_288.0;
+        // A hundred samples of small blocks, each of which stands for an interval.
+        assert!((deviation(100.0 * interval, interval) - 0.1).abs() < 1e-9);
+        // One block of 50 MiB is known within a tenth, although it is one sample.
+        assert!((deviation(50.0 * 1_048_576.0, interval) - 0.1).abs() < 1e-9);
+        assert!(deviation(0.0, interval).is_finite());
+    }
 }
