@@ -108,7 +108,6 @@ const COSTS: &[(&str, u64)] = &[
     ("sched_yield", 32),
     // Copies two structures of 152 bytes for the kernel.
     ("sigaction", 512),
-    ("sigdelset", 32),
     ("strlen", 64),
     ("syscall", 32),
     // For the page size and the size of memory: at most a `sysinfo`.
