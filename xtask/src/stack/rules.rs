@@ -173,6 +173,8 @@ const POINTERS: &[(&str, &[&str])] = &[
     ),
     // The kernel's function in the vDSO.
     ("pinfold_rseq::vdso::clock", &["clock_gettime"]),
+    // ThreadSanitizer's functions. The limit does not hold beside it.
+    ("pinfold::sanitizer::call", &[]),
     // The library registers only these functions. A program is responsible for its own drains.
     (
         "pinfold::shepherd::*",

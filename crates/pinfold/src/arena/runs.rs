@@ -28,6 +28,7 @@ use super::{
     frame, held, huge_pages, index_of_run, init, kept, set_entry, took,
 };
 use crate::lock::{Lock, Word};
+use crate::sanitizer;
 use crate::sys::{self, Mapped};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicPtr;
@@ -167,6 +168,7 @@ fn alloc_marked(
         kept::large_more(granules as usize);
     }
     numa::count(request, granules as usize);
+    sanitizer::took_memory();
     Some(run)
 }
 

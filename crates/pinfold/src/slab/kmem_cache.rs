@@ -117,7 +117,7 @@ impl KmemCache {
     }
 
     pub(super) fn of(descriptor: &'static Descriptor) -> KmemCache {
-        let is_slow = descriptor.checks() || descriptor.is_profiled;
+        let is_slow = descriptor.checks() || descriptor.is_watched();
         let offset = if is_slow { 0 } else { descriptor.main() };
         KmemCache { offset, descriptor }
     }

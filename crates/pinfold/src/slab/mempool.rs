@@ -21,7 +21,7 @@ use super::bundle::Bundle;
 use super::prefilled::OutOfMemory;
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::Lock;
-use crate::sys;
+use crate::{sanitizer, sys};
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::ptr::NonNull;
@@ -143,6 +143,7 @@ impl<'c> MemPool<'c> {
         let descriptor = self.cache.descriptor;
         loop {
             let object = self.locked(|state| state.reserve.pop()).flatten()?;
+            sanitizer::acquire(object.as_ptr());
             // SAFETY: `pop` took the object out of the reserve, so this thread owns it.
             if !descriptor.checks() || unsafe { descriptor.leave_reserve(object.as_ptr()) } {
                 return Some(object);
@@ -209,6 +210,7 @@ impl<'c> MemPool<'c> {
                 // reports it.
                 return false;
             }
+            sanitizer::release(object.as_ptr());
             state.reserve.push(object).is_ok()
         });
         if taken != Some(true) {

@@ -7,7 +7,7 @@ use super::guard;
 use super::key::{self, Hardening};
 use super::slabs::Slab;
 use crate::cache_units::CacheId;
-use crate::{arena, sys};
+use crate::{arena, sanitizer, sys};
 use core::alloc::Layout;
 use core::ffi::c_void;
 use core::fmt;
@@ -35,6 +35,7 @@ impl Constructor {
             // SAFETY: the caller promises an unused object of the right layout.
             Constructor::C(constructor) => unsafe { constructor(object.cast()) },
         }
+        sanitizer::release(object);
     }
 }
 

@@ -1,13 +1,18 @@
-//! Caches whose objects are in heap profiles.
+//! Caches whose objects are in heap profiles, and all caches beside ThreadSanitizer.
 //!
 //! The handle of such a cache has no offset of a main sheaf, like the handle of a cache that
-//! checks. So each call takes a slow path, which asks the profile. The fast paths of other caches
-//! have no instruction for this.
+//! checks. So each call takes a slow path, which asks the profile and tells the sanitizer. The fast
+//! paths of other caches have no instruction for this.
 
 use super::descriptor::Descriptor;
-use crate::{profile, sys};
+use crate::{profile, sanitizer, sys};
 
 impl Descriptor {
+    /// Returns whether each object's allocation and free has an observer.
+    pub(super) fn is_watched(&self) -> bool {
+        self.is_profiled || sanitizer::orders_accesses()
+    }
+
     /// Allocates an object from a cache whose handle has no offset. Returns null when the system
     /// has no memory.
     #[cold]
@@ -35,6 +40,11 @@ impl Descriptor {
     /// Counts objects that were just allocated, and samples those that are due. Null stands for no
     /// object.
     pub(super) fn sample(&self, objects: &[*mut u8]) {
+        if sanitizer::orders_accesses() {
+            objects
+                .iter()
+                .for_each(|&object| sanitizer::acquire(object));
+        }
         if !self.is_profiled || !profile::takes_samples() {
             return;
         }
@@ -51,6 +61,11 @@ impl Descriptor {
 
     /// Tells the profile that objects are free from now on. The caller still owns them.
     pub(super) fn forget_samples(&self, objects: &[*mut u8]) {
+        if sanitizer::orders_accesses() {
+            objects
+                .iter()
+                .for_each(|&object| sanitizer::release(object));
+        }
         if self.is_profiled && profile::has_samples() {
             objects.iter().for_each(|&object| profile::freed(object));
         }
