@@ -169,6 +169,14 @@ fn a_sparse_zeroed_block_gives_its_pages_back() {
     let full = resident();
     // SAFETY: the test owns the run, which has `SIZE` bytes.
     unsafe {
+        // Byte 0 of each MiB, as programs do that reserve more than they use.
+        (0..SIZE)
+            .step_by(MIB)
+            .for_each(|at| run.as_ptr().add(at).write(1));
+        assert!(arena::is_sparse(run, SIZE));
+        run.as_ptr().write_bytes(7, SIZE / 2);
+        assert!(!arena::is_sparse(run, SIZE), "a half-full block");
+        run.as_ptr().write_bytes(0, SIZE);
         run.as_ptr().add(5).write(1);
         arena::zero_run(run, SIZE);
     }

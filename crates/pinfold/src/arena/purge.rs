@@ -16,10 +16,11 @@ static DIRTY_FOR: AtomicU32 = AtomicU32::new(450);
 /// The most milliseconds that a program can choose, so that differences of wrapping times stay
 /// clear.
 const MOST_DIRTY_FOR: u32 = 86_400_000;
-/// Runs of at least this many bytes may be zeroed by giving their pages back.
+/// Runs of at least this many bytes may be sparse ([`is_sparse`]).
 const SPARSE_FROM: usize = 1 << 20;
-/// The number of parts of a run at whose borders [`zero_run`] reads a page.
-const LOOKED_AT: usize = 16;
+/// The number of parts of a run at whose borders [`is_sparse`] reads a page. A prime number,
+/// because programs often write at multiples of a power of two.
+const LOOKED_AT: usize = 17;
 /// Granules of the shortest run that is unmapped, by `unmap_free` or because a purge failed.
 /// Unmapping a run can split mappings, whose number the system limits.
 const MIN_UNMAP: u32 = 16;
@@ -139,29 +140,45 @@ pub(crate) fn purge_all_aged() {
     (0..nodes::count()).for_each(|node| purge_aged(node, now));
 }
 
+/// Returns whether at most a quarter of a run seems to have been written: the first `size` bytes of
+/// a run in use. Reads some pages, and finds out how many of them are zero. A short run is not
+/// sparse.
+///
+/// # Safety
+///
+/// The run has `size` bytes, and no other thread writes to it.
+pub unsafe fn is_sparse(start: NonNull<u8>, size: usize) -> bool {
+    if size < SPARSE_FROM {
+        return false;
+    }
+    let page = sys::page_size();
+    let step = (size / LOOKED_AT).next_multiple_of(page);
+    let is_zero = |offset: &usize| {
+        let words = start.as_ptr().wrapping_add(*offset).cast::<u64>();
+        // SAFETY: `offset` is a multiple of the page size, and the page lies in the run. All bytes
+        // of the run were written by a holder, or are zeroes of the kernel.
+        (0..page / 8).all(|nth| unsafe { words.add(nth).read_volatile() } == 0)
+    };
+    let looked_at = (step..size - page).step_by(step);
+    let all = looked_at.clone().count();
+    4 * looked_at.filter(is_zero).count() > 3 * all
+}
+
 /// Zeroes the first `size` bytes of a run in use.
 ///
-/// Writing zeroes would make each page resident, and a program may touch few pages of a large
-/// zeroed block. Giving all pages back would cost a program that fills its blocks a page fault for
-/// each page. So reads some pages of a large block first. If they are all zero, the last holder has
-/// touched few pages, and the pages go back to the system.
+/// Writing zeroes makes each page resident, and a program may touch few pages of a large zeroed
+/// block. But giving the pages back costs a program that fills its blocks a page fault for each
+/// page. So only the pages of a run that [is sparse](is_sparse) go back to the system.
 ///
 /// # Safety
 ///
 /// The run has `size` bytes, and only the caller uses it.
 pub unsafe fn zero_run(start: NonNull<u8>, size: usize) {
-    let (at, page) = (start.as_ptr(), sys::page_size());
-    let step = (size / LOOKED_AT).next_multiple_of(page);
-    let looks_unused = |offset: usize| {
-        let words = at.wrapping_add(offset).cast::<u64>();
-        // SAFETY: `offset` is a multiple of the page size, and the page lies in the run. Earlier
-        // holders of the run have written the bytes, or they are zeroes.
-        (0..page / 8).all(|nth| unsafe { words.add(nth).read_volatile() } == 0)
-    };
-    let is_sparse = size >= SPARSE_FROM && (step..size - page).step_by(step).all(looks_unused);
+    let at = start.as_ptr();
     // SAFETY: the caller promises that only the caller uses the run, which has whole pages.
     unsafe {
-        if !is_sparse || !sys::purge(at, size.next_multiple_of(page)) {
+        let pages = size.next_multiple_of(sys::page_size());
+        if !is_sparse(start, size) || !sys::purge(at, pages) {
             at.write_bytes(0, size);
         }
     }

@@ -6,9 +6,9 @@
 //! 2. If these granules are in use, the run is copied to dirty memory, if possible with as many
 //!    free granules behind it as the run has ([`alloc_growing_run`]). So the next growth needs no
 //!    copy. A copy to resident memory costs less than the page faults that follow a move of pages.
-//! 3. If too little memory is dirty, the kernel moves the pages of a long run to a mapping of its
-//!    own ([`move_run`]). From then on the block is a huge block, which the kernel grows. A short
-//!    run is copied to fresh memory.
+//! 3. If too little memory is dirty, or if the block is sparse, the kernel moves the pages of a
+//!    long run to a mapping of its own ([`move_run`]). From then on the block is a huge block,
+//!    which the kernel grows. A short run is copied to fresh memory.
 //!
 //! A mapping remembers the address at which it was made. So the kernel never joins moved pages with
 //! their new neighbours, and pages that move within a region split its mapping for good. A mapping
