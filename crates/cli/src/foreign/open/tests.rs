@@ -92,6 +92,12 @@ fn what_replaced_a_file_is_not_opened() {
         assert!(mapped.open().is_err());
         replace(&mapped.path);
         assert!(mapped.open().is_err());
+        // The list of mappings names a file like this one that was removed.
+        let mut deleted = mapped.path.clone().into_os_string();
+        deleted.push(" (deleted)");
+        replace(Path::new(&deleted));
+        assert_eq!(mapped.mapping().path, deleted.as_bytes());
+        assert!(mapped.open().is_err());
         // The mapping's own file is opened if this user may use `map_files`, and nothing else.
         if let Ok(file) = open_mapped(&own(), &mapped.mapping()) {
             assert_eq!(file.metadata().unwrap().len(), SIZE as u64);
