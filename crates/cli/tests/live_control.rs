@@ -3,8 +3,11 @@
 //! The programs are this test itself, run by `pinfold run` in a role that an environment variable
 //! names.
 
+mod shown;
+
 use pinfold::segment::{Answer, Code, HEAP_START, Mailbox, Request};
 use serde_json::Value;
+use shown::pinfold as run;
 use std::fs;
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Write};
@@ -227,20 +230,6 @@ impl Drop for Program {
         let _ = self.program.kill();
         let _ = self.program.wait();
     }
-}
-
-/// Runs the command. Returns its output, its errors, and its exit status.
-fn run(words: &[&str]) -> (String, String, Option<i32>) {
-    let output = Command::new(env!("CARGO_BIN_EXE_pinfold"))
-        .args(words)
-        .env_remove("LD_PRELOAD")
-        .output()
-        .unwrap();
-    (
-        String::from_utf8_lossy(&output.stdout).into_owned(),
-        String::from_utf8_lossy(&output.stderr).into_owned(),
-        output.status.code(),
-    )
 }
 
 /// Runs the command, with patience for a loaded machine.

@@ -3,6 +3,9 @@
 //! The programs are this test itself, run by `pinfold run` in a role that an environment variable
 //! names.
 
+mod shown;
+
+use shown::pinfold as run;
 use std::fs;
 use std::hint::black_box;
 use std::io::{BufRead, BufReader};
@@ -102,21 +105,6 @@ impl Drop for Program {
         let _ = self.program.kill();
         let _ = self.program.wait();
     }
-}
-
-/// Runs `pinfold`. Returns its output, its errors and its exit status.
-fn run(words: &[&str]) -> (String, String, Option<i32>) {
-    let output = Command::new(env!("CARGO_BIN_EXE_pinfold"))
-        .args(words)
-        .env_remove("LD_PRELOAD")
-        .output()
-        .unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    (
-        text(&output.stdout),
-        text(&output.stderr),
-        output.status.code(),
-    )
 }
 
 /// Returns the only child of a process.

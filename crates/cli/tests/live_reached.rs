@@ -4,10 +4,13 @@
 //! names. Some tests need the right to open the memory of another process
 //! (`PTRACE_MODE_ATTACH`), and return early without it.
 
+mod shown;
+
 use pinfold::segment::{Mailbox, Request, SET};
 use pinfold_malloc::changeable;
 use pinfold_rseq::Backend;
 use serde_json::Value;
+use shown::pinfold as run;
 use std::fs::{self, File};
 use std::hint::black_box;
 use std::io::{BufRead, BufReader};
@@ -254,20 +257,6 @@ impl Drop for Program {
         let _ = self.program.kill();
         let _ = self.program.wait();
     }
-}
-
-/// Runs the command. Returns its output, its errors, and its exit status.
-fn run(words: &[&str]) -> (String, String, Option<i32>) {
-    let output = Command::new(env!("CARGO_BIN_EXE_pinfold"))
-        .args(words)
-        .env_remove("LD_PRELOAD")
-        .output()
-        .unwrap();
-    (
-        String::from_utf8_lossy(&output.stdout).into_owned(),
-        String::from_utf8_lossy(&output.stderr).into_owned(),
-        output.status.code(),
-    )
 }
 
 /// Runs a command that must succeed, with `--json`.

@@ -1,39 +1,16 @@
 //! Runs of granules: they do not overlap, join when they are free, grow and shrink in place, and go
 //! back to the system.
 
+mod common;
+
+use common::runs::{alone, give, take};
 use pinfold::arena::{
     self, GRANULE, HUGE, LARGE, Run, alloc_aligned_run, alloc_growing_run, alloc_run, entry,
     free_run, move_run, resize_run, run_size,
 };
 use std::collections::HashMap;
 use std::fs;
-use std::process::Command;
 use std::ptr::NonNull;
-
-/// Runs the test's body in a process of its own, so that no other test uses its arena. Returns true
-/// in that process.
-fn alone(test: &str) -> bool {
-    if std::env::var_os("ARENA_ALONE").is_some() {
-        return true;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env("ARENA_ALONE", "1")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}: {said}", output.status);
-    false
-}
-
-fn take(granules: usize) -> NonNull<u8> {
-    alloc_run(granules, 0, LARGE, false).unwrap().start
-}
-
-fn give(run: NonNull<u8>) {
-    // SAFETY: the caller took the run and gives it up.
-    unsafe { free_run(run) };
-}
 
 fn size(run: NonNull<u8>) -> usize {
     // SAFETY: the caller owns the run, which is in use.

@@ -1,41 +1,16 @@
 //! What the kernel backs: sparse blocks take the pages that were touched, small objects may have
 //! huge pages, moved blocks leave no mappings behind, and locked memory goes back.
 
+mod common;
+
+use common::runs::{alone, give, take};
 use pinfold::arena::{self, GRANULE, LARGE, alloc_run, free_run, move_run};
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;
 use std::fs;
-use std::process::Command;
 use std::ptr::NonNull;
 
 const MIB: usize = 1 << 20;
-
-/// Runs the test's body in a process of its own, so that no other test uses its arena. Returns true
-/// in that process.
-fn alone(test: &str) -> bool {
-    if std::env::var_os("ARENA_ALONE").is_some() {
-        return true;
-    }
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--test-threads=1"])
-        .env("ARENA_ALONE", "1")
-        .env_remove("PINFOLD_THP")
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    eprint!("{said}");
-    assert!(output.status.success(), "{}: {said}", output.status);
-    false
-}
-
-fn take(granules: usize) -> NonNull<u8> {
-    alloc_run(granules, 0, LARGE, false).unwrap().start
-}
-
-fn give(run: NonNull<u8>) {
-    // SAFETY: the caller took the run and gives it up.
-    unsafe { free_run(run) };
-}
 
 /// Returns the process's resident private memory in bytes.
 fn resident() -> usize {

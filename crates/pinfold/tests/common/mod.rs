@@ -4,6 +4,7 @@
 pub mod held;
 pub mod items;
 pub mod machine;
+pub mod runs;
 pub mod timer;
 pub mod trace;
 
