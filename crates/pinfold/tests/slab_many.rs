@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{StopAtEnd, from_environment};
+use common::{StopAtEnd, cpus, from_environment, stay_on_one_cpu};
 use pinfold::arena;
 use pinfold::slab::{Builder, DebugFlags, Info, KmemCache, Statistics, caches, slabinfo};
 use std::alloc::Layout;
@@ -14,6 +14,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Rounds before the memory is measured: everything that is made once has been made by then.
 const WARM: u64 = 300;
+
+/// Bytes that may be mapped after that, however many caches there are: the shepherd's records of a
+/// CPU are made at a tick, half a second after the start.
+const ONCE: u64 = 512 << 10;
 
 /// Runs one test at a time, because all of them measure the memory of the process.
 fn turn() -> MutexGuard<'static, ()> {
@@ -60,13 +64,16 @@ fn use_one(nth: u64, settings: impl Fn(Builder<'_>) -> Builder<'_>, deferred: bo
     cache.destroy().unwrap();
 }
 
-/// Asserts that `rounds` more calls of `f` map no more memory for the allocator's own structures.
+/// Asserts that the memory for the allocator's own structures stays level during `rounds` more calls
+/// of `f`.
 fn assert_level(rounds: u64, mut f: impl FnMut(u64)) {
+    // Each further CPU has records of its own.
+    stay_on_one_cpu();
     (0..WARM).for_each(&mut f);
     let before = arena::metadata_mapped();
     (WARM..WARM + rounds).for_each(&mut f);
     let grown = arena::metadata_mapped() - before;
-    assert_eq!(grown, 0, "{grown} bytes more after {rounds} caches");
+    assert!(grown <= ONCE, "{grown} bytes more after {rounds} caches");
 }
 
 // A program that makes a cache for each connection must not grow.
@@ -198,6 +205,7 @@ fn threads_that_look_meanwhile_see_whole_caches() {
         maker(0)();
         other.join().unwrap();
         let grown = arena::metadata_mapped() - before;
-        assert!(grown <= 1 << 20, "{grown} bytes more");
+        let records = ONCE * cpus() as u64;
+        assert!(grown <= (1 << 20) + records, "{grown} bytes more");
     });
 }
