@@ -64,8 +64,8 @@ fn use_one(nth: u64, settings: impl Fn(Builder<'_>) -> Builder<'_>, deferred: bo
     cache.destroy().unwrap();
 }
 
-/// Asserts that the memory for the allocator's own structures stays level during `rounds` more calls
-/// of `f`.
+/// Asserts that the memory for the allocator's own structures stays level during `rounds` calls of
+/// `f`.
 fn assert_level(rounds: u64, mut f: impl FnMut(u64)) {
     // Each further CPU has records of its own.
     stay_on_one_cpu();
