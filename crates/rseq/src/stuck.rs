@@ -22,7 +22,7 @@ use core::sync::atomic::AtomicU32;
 /// Aborts in this process so far. Only abort handlers write it, by a plain load and a store.
 pub(crate) static ABORTS: AtomicU32 = AtomicU32::new(0);
 
-/// One in so many aborts ends the operation. A power of two.
+/// Every abort whose number is a multiple of this ends the operation. A power of two.
 pub(crate) const PATIENCE: u32 = if cfg!(target_arch = "x86_64") {
     1024
 } else {

@@ -34,10 +34,10 @@ pub use child::main as child_main;
 /// The hidden subcommand.
 const SUBCOMMAND: &str = "name-functions";
 
-/// How long naming may take, if nothing else is asked for.
+/// How long naming may take by default.
 pub const PATIENCE: Duration = Duration::from_secs(8);
 
-/// How long naming goes on.
+/// When naming ends.
 pub struct Patience {
     time: Duration,
     /// Naming ends once this is dropped.
@@ -54,7 +54,7 @@ impl From<Duration> for Patience {
 }
 
 impl Patience {
-    /// Goes on for [`PATIENCE`], and only until `waiting` is dropped.
+    /// Returns a patience of [`PATIENCE`] that also ends when `waiting` is dropped.
     pub fn while_waiting(waiting: Weak<()>) -> Patience {
         Patience {
             time: PATIENCE,
@@ -103,7 +103,7 @@ impl Subject {
     }
 }
 
-/// What the process is to do.
+/// What the naming process gets: the addresses, and the files of their functions.
 #[derive(Serialize, Deserialize)]
 struct Request {
     subject: Subject,
@@ -119,7 +119,7 @@ struct Wanted {
     places: Vec<(u32, u64)>,
 }
 
-/// What the process has found.
+/// One line that the naming process writes.
 #[derive(Serialize, Deserialize)]
 enum Answer {
     /// File `nth` of the request has this build id.
@@ -147,7 +147,7 @@ pub struct Frame {
     pub line: u32,
 }
 
-/// What could be found out.
+/// The names that were found, and why others are missing.
 #[derive(Default)]
 pub struct Found {
     /// The names of each address that has any.
@@ -217,7 +217,7 @@ pub fn find(
     found
 }
 
-/// Reads what the process writes, and believes none of it.
+/// Reads what the naming process writes, and checks each line.
 struct Reader<'r> {
     request: &'r Request,
     /// The mappings of each file.
@@ -291,7 +291,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Takes one answer. Returns `None` if it can be none.
+    /// Takes one answer. Returns `None` if the answer is invalid.
     fn take(&mut self, line: &[u8]) -> Option<()> {
         match serde_json::from_slice(line).ok()? {
             Answer::BuildId(nth, id) => {
@@ -347,7 +347,7 @@ fn cut(mut name: String) -> String {
     name
 }
 
-/// Starts the process.
+/// Starts the naming process.
 fn start(request: &Request) -> io::Result<Child> {
     let mut input = File::from(memfd_create("pinfold-names", MemfdFlags::CLOEXEC)?);
     serde_json::to_writer(io::BufWriter::new(&input), request)?;
@@ -388,7 +388,7 @@ fn wait(from: &ChildStdout, deadline: Instant, patience: &Patience) -> io::Resul
     Ok(false)
 }
 
-/// Ends the process, at once unless it has ended its answer. Returns `None` if the kernel does not
+/// Ends the naming process, at once unless its answer is whole. Returns `None` if the kernel does not
 /// let it end: it may wait for a file system that does not answer.
 fn end(child: &mut Child, is_done: bool, deadline: Instant) -> Option<ExitStatus> {
     const TIME_TO_DIE: Duration = Duration::from_millis(500);

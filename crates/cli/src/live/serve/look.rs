@@ -429,3 +429,26 @@ impl Reading {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::snapshot::tests::segment;
+
+    /// Otherwise a user with many processes, each of which shows the most that the layout allows,
+    /// could make the server take any amount of memory.
+    #[test]
+    fn processes_beyond_the_memory_of_a_look_are_counted() {
+        let reading = || Reading::with(Snapshot::parse(&segment(0)).unwrap());
+        assert!(reading().memory() > 2 << 10);
+        let mut look = Look {
+            readings: Vec::new(),
+            unread: Unread::default(),
+        };
+        look.keep(reading(), MEMORY);
+        look.keep(reading(), MEMORY + 1);
+        assert_eq!(look.readings.len(), 1);
+        assert_eq!(look.unread.by_reason()[2], ("limit", 1));
+        assert_eq!(look.unread.sum(), 1);
+    }
+}
