@@ -388,8 +388,8 @@ fn wait(from: &ChildStdout, deadline: Instant, patience: &Patience) -> io::Resul
     Ok(false)
 }
 
-/// Ends the naming process, at once unless its answer is whole. Returns `None` if the kernel does not
-/// let it end: it may wait for a file system that does not answer.
+/// Ends the naming process, at once unless its answer is whole. Returns `None` if the kernel does
+/// not let the process end: it may wait for a file system that does not answer.
 fn end(child: &mut Child, is_done: bool, deadline: Instant) -> Option<ExitStatus> {
     const TIME_TO_DIE: Duration = Duration::from_millis(500);
     const PAUSE: Duration = Duration::from_millis(2);
