@@ -347,8 +347,14 @@ pub(crate) unsafe fn usable_size_checked(block: *mut u8) -> usize {
 
 /// Returns true if a block in use begins at `block`, or if it is in no cache that checks.
 /// Otherwise reports the fault.
-#[inline]
+#[inline(always)]
 pub(crate) fn is_in_use(block: *mut u8) -> bool {
+    !kmalloc::any_checks() || is_in_use_checked(block)
+}
+
+#[cold]
+#[inline(never)]
+fn is_in_use_checked(block: *mut u8) -> bool {
     let class = kmalloc::class_of_any(arena::entry(block as usize));
     class.is_none_or(|class| kmalloc::is_in_use(block, class))
 }

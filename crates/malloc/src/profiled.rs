@@ -438,6 +438,8 @@ pub(crate) fn made_large(block: *mut u8, size: usize) {
 ///
 /// `block` came from this crate and was not freed. `f` returns null and leaves the block unchanged,
 /// or returns the block or another one of `size` bytes.
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *mut u8) -> *mut u8 {
     let class = kmalloc::class_of_any(arena::entry(block as usize));
     if class.is_some_and(|class| !kmalloc::is_sampled(class)) {
