@@ -56,9 +56,15 @@ fn look() -> Result<PathBuf> {
     Ok(found)
 }
 
-/// Returns `LD_PRELOAD` with the library first.
-pub fn preload(library: &Path) -> OsString {
-    let mut list = library.as_os_str().to_owned();
+/// Returns `LD_PRELOAD` with the library first. The library of a sanitizer that the program is
+/// linked with comes before it, because these libraries refuse to start behind another allocator.
+pub fn preload(library: &Path, sanitizer: Option<String>) -> OsString {
+    let mut list = OsString::new();
+    if let Some(sanitizer) = sanitizer {
+        list.push(sanitizer);
+        list.push(":");
+    }
+    list.push(library);
     if let Some(others) = env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         list.push(":");
         list.push(others);

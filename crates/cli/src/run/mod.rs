@@ -139,7 +139,10 @@ pub fn main(args: Args) -> Result<ExitCode> {
     match &obstacle {
         Some(obstacle) => explain(&program, obstacle),
         None => {
-            command.env("LD_PRELOAD", library::preload(&library));
+            command.env(
+                "LD_PRELOAD",
+                library::preload(&library, program.sanitizer()),
+            );
             if let Some(when) = &args.shepherd {
                 command.env(SHEPHERD, when);
             }

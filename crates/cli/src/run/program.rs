@@ -1,5 +1,9 @@
 //! Finds the command to run, and checks whether a library can be preloaded into it.
 
+use object::Endianness;
+use object::elf::{DT_NEEDED, FileHeader64};
+use object::read::ReadCache;
+use object::read::elf::{Dyn, FileHeader};
 use std::ffi::{CString, OsStr};
 use std::fmt;
 use std::fs::{self, File};
@@ -104,6 +108,38 @@ impl Program {
         // If the file is unreadable or malformed, the kernel decides.
         elf_obstacle(&head(&self.binary).ok()?)
     }
+}
+
+impl Program {
+    /// Returns the name of the sanitizer's library that the program is linked with.
+    pub fn sanitizer(&self) -> Option<String> {
+        #[expect(clippy::disallowed_methods, reason = "the user names the program")]
+        let file = ReadCache::new(File::open(&self.binary).ok()?);
+        let header = FileHeader64::<Endianness>::parse(&file).ok()?;
+        let order = header.endian().ok()?;
+        let sections = header.sections(order, &file).ok()?;
+        let (entries, link) = sections.dynamic(order, &file).ok()??;
+        let strings = sections.strings(order, &file, link).ok()?;
+        let mut needed = entries
+            .iter()
+            .filter(|entry| entry.d_tag(order) == DT_NEEDED)
+            .filter_map(|entry| str::from_utf8(entry.string(order, strings).ok()?).ok());
+        needed.find(|name| is_sanitizer(name)).map(str::to_owned)
+    }
+}
+
+/// Returns whether a library of this name is a sanitizer's that brings an allocator. The dynamic
+/// loader takes a space or a colon for the end of a name.
+fn is_sanitizer(name: &str) -> bool {
+    const NAMES: [&str; 6] = [
+        "libasan.",
+        "libhwasan.",
+        "libtsan.",
+        "libclang_rt.asan",
+        "libclang_rt.hwasan",
+        "libclang_rt.tsan",
+    ];
+    NAMES.iter().any(|start| name.starts_with(start)) && !name.contains([' ', ':', '/'])
 }
 
 #[expect(clippy::disallowed_methods, reason = "the user names the program")]
@@ -217,6 +253,21 @@ mod tests {
         for cut in 0..400 {
             let _ = elf_obstacle(&elf[..cut]);
         }
+    }
+
+    #[test]
+    fn only_sanitizers_with_an_allocator_are_found() {
+        for (name, is_one) in [
+            ("libtsan.so.2", true),
+            ("libasan.so.8", true),
+            ("libclang_rt.asan-x86_64.so", true),
+            ("libubsan.so.1", false),
+            ("libc.so.6", false),
+            ("libasan.so:/tmp/x.so", false),
+        ] {
+            assert_eq!(is_sanitizer(name), is_one, "{name}");
+        }
+        assert_eq!(find(OsStr::new("sh")).unwrap().sanitizer(), None);
     }
 
     #[test]
