@@ -2,7 +2,9 @@
 //!
 //! Each function does what the C library's function of the same purpose does, with three
 //! differences: it calls the kernel itself ([`syscall`]), it leaves errno alone, and it is no
-//! cancellation point. Each returns the kernel's answer, or the error number.
+//! cancellation point. Each returns the kernel's answer, or the error number. [`clock`] and
+//! [`page_size`] read what the kernel has put into the process, and need no system call where that
+//! is enough.
 #![allow(unsafe_code, reason = "calls the kernel")]
 
 use crate::syscall;
@@ -38,8 +40,8 @@ pub fn close(file: c_int) -> Answer<()> {
     unsafe { syscall(libc::SYS_close, [file as usize]) }.map(drop)
 }
 
-/// Makes descriptor `file`, which the caller owns, another descriptor of the file behind `by`
-/// (`dup3`).
+/// Closes descriptor `file`, which the caller owns, and makes its number a second descriptor of the
+/// file that `by` has open (`dup3`). The two numbers must differ.
 pub fn replace(file: c_int, by: c_int, flags: c_int) -> Answer<()> {
     let arguments = [by as usize, file as usize, flags as usize];
     // SAFETY: the call uses no memory of the process.
@@ -84,7 +86,7 @@ pub fn position(file: c_int) -> Answer<usize> {
     unsafe { syscall(libc::SYS_lseek, arguments) }
 }
 
-/// Sends a file one of the commands of `fcntl` whose argument is a number.
+/// Calls `fcntl` with a command whose argument is a number.
 ///
 /// # Safety
 ///
@@ -113,15 +115,15 @@ pub fn set_size(file: c_int, size: usize) -> Answer<()> {
     unsafe { syscall(libc::SYS_ftruncate, [file as usize, size]) }.map(drop)
 }
 
-/// Allocates the space of `size` bytes of a file, from `offset` on, and makes the file as large as
-/// that. Changes no data. Some file systems do not have this call.
+/// Allocates space for `size` bytes of a file, from `offset` on. Lengthens the file if it ends
+/// earlier, and changes no data. Fails with EOPNOTSUPP on file systems without this call.
 pub fn allocate(file: c_int, offset: usize, size: usize) -> Answer<()> {
     // SAFETY: the call uses no memory of the process.
     unsafe { syscall(libc::SYS_fallocate, [file as usize, 0, offset, size]) }.map(drop)
 }
 
-/// Gives an empty file `size` zero bytes, and allocates their space, on any file system
-/// (`posix_fallocate`).
+/// Makes an empty file `size` zero bytes long, and allocates the space for them, on any file system
+/// (`posix_fallocate`). Where the file system cannot allocate, writes to each block.
 pub fn fill(file: c_int, size: usize) -> Answer<()> {
     /// No file system has smaller blocks.
     const BLOCK: usize = 512;
@@ -161,7 +163,7 @@ pub fn unlink(path: &CStr) -> Answer<()> {
     unsafe { syscall(libc::SYS_unlinkat, [HERE, address(path), 0]) }.map(drop)
 }
 
-/// Gives a file another name, and replaces the file that has this name.
+/// Renames the file `from` to `to`. A file that had the name `to` is replaced.
 pub fn rename(from: &CStr, to: &CStr) -> Answer<()> {
     let arguments = [HERE, address(from), HERE, address(to), 0];
     // SAFETY: both names are NUL-terminated, and live until the call returns.
@@ -239,12 +241,12 @@ pub fn yield_now() {
     let _ = unsafe { syscall(libc::SYS_sched_yield, []) };
 }
 
-/// Changes the calling thread's set of blocked signals, of which bit 0 is signal 1. `how` is that
-/// of `sigprocmask`. Returns the set before.
+/// Changes the calling thread's set of blocked signals, of which bit 0 is signal 1. `how` is the
+/// argument of `sigprocmask` of that name. Returns the previous set.
 pub fn block_signals(how: c_int, which: u64) -> Answer<u64> {
     let mut before = 0u64;
     let (new, old) = ((&raw const which) as usize, (&raw mut before) as usize);
-    // SAFETY: both addresses are those of 64 bits, the kernel's set of signals.
+    // SAFETY: both addresses are those of 64-bit words. The kernel's set of signals has 64 bits.
     unsafe { syscall(libc::SYS_rt_sigprocmask, [how as usize, new, old, 8]) }.map(|_| before)
 }
 

@@ -101,8 +101,9 @@ pub fn thread_pointer() -> usize {
     arch::thread_pointer()
 }
 
-/// Returns whether a debugger or tracer steps through this thread, so that no critical section
-/// ends. Costs a few instructions. Always false on processors other than x86-64.
+/// Returns whether a debugger or tracer steps through this thread. Each step aborts a critical
+/// section, so none commits meanwhile. Costs a few instructions. Always returns false on processors
+/// other than x86-64.
 #[inline]
 pub fn is_stepped() -> bool {
     arch::is_stepped()

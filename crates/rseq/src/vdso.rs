@@ -131,7 +131,7 @@ unsafe fn hash_chain(table: *const u32, name: &CStr) -> Option<core::ops::RangeI
     let hash = name.to_bytes().iter().fold(5381, hash);
     // SAFETY: the caller promises the table. Its words are the number of buckets, the first symbol
     // that has a hash, the number of 64-bit words of a filter, and a shift. Behind them lie the
-    // filter, the buckets, and the hashes of the symbols. The last hash of a bucket is odd.
+    // filter, the buckets, and the hashes of the symbols. Only the last hash of a bucket is odd.
     unsafe {
         let (buckets, from) = (*table, *table.add(1));
         let bucket = table.add(4 + 2 * *table.add(2) as usize);
