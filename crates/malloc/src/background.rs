@@ -127,7 +127,8 @@ static SHORT_LIVES: AtomicU32 = AtomicU32::new(0);
 /// When the last shepherd was started or stopped, in milliseconds, wrapping.
 static CHANGED: AtomicU32 = AtomicU32::new(0);
 
-/// Returns milliseconds of a clock that needs no system call, wrapping.
+/// Returns the milliseconds of a coarse monotonic clock, wrapping. Makes no system call where the
+/// kernel offers a vDSO.
 pub(crate) fn now() -> u32 {
     let now = pinfold_rseq::kernel::clock(libc::CLOCK_MONOTONIC_COARSE);
     (now.tv_sec as u32)

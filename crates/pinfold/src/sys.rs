@@ -402,14 +402,14 @@ pub(crate) fn cpu_and_node() -> Option<(usize, usize)> {
 }
 
 /// Returns the milliseconds of a monotonic clock with a resolution of some milliseconds. Makes no
-/// system call.
+/// system call where the kernel offers a vDSO.
 pub(crate) fn coarse_milliseconds() -> u64 {
     let now = kernel::clock(libc::CLOCK_MONOTONIC_COARSE);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
-/// Returns the nanoseconds of a monotonic clock. Makes no system call on machines whose clock the
-/// C library can read.
+/// Returns the nanoseconds of a monotonic clock. Makes no system call where the kernel offers a
+/// vDSO that can read the machine's clock.
 pub(crate) fn nanoseconds() -> u64 {
     let now = kernel::clock(libc::CLOCK_MONOTONIC);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
