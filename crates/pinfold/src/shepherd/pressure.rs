@@ -96,8 +96,8 @@ impl Pressure {
             (&raw const at_once) as usize,
             0,
         ];
-        // SAFETY: `poll` is one writable `pollfd`, the time is a `timespec` of the kernel's, and
-        // the null set of signals changes none.
+        // SAFETY: `poll` is one writable `pollfd`, and `at_once` has the layout of the kernel's
+        // `timespec`. The null set leaves the blocked signals as they are.
         if !matches!(unsafe { syscall(libc::SYS_ppoll, arguments) }, Ok(1..)) {
             return Ok(false);
         }

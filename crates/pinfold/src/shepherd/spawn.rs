@@ -44,15 +44,16 @@ const SYNCHRONOUS: [libc::c_int; 6] = [
     libc::SIGTRAP,
 ];
 
-/// Blocks the calling thread's signals until this value is dropped, except the [`SYNCHRONOUS`] ones
-/// and those that the C library uses itself.
+/// Keeps the calling thread's signals blocked until this value is dropped. Leaves out the
+/// [`SYNCHRONOUS`] ones and those that the C library uses itself, which stay as they are.
 #[doc(hidden)]
 pub struct Signals(Option<u64>);
 
 impl Signals {
-    /// Blocks them. Does nothing if the system refuses.
+    /// Blocks the signals. Does nothing if the system refuses.
     pub fn block() -> Signals {
-        // The kernel counts the real-time signals from 32 on, and the C library keeps the first.
+        // The kernel's first real-time signal is 32. The C library keeps this one and those up to
+        // SIGRTMIN for itself.
         let kept = SYNCHRONOUS.into_iter().chain(32..libc::SIGRTMIN());
         let which = kept.fold(u64::MAX, |which, signal| which & !(1 << (signal - 1)));
         Signals(kernel::block_signals(libc::SIG_BLOCK, which).ok())
