@@ -19,19 +19,19 @@
 //!
 //! # Why no action of the program is lost
 //!
-//! The program may set an action at any moment, and no system call exchanges one action for another
-//! only if it is still there. So each exchange looks at the action that it removed. If that is not
-//! the expected one, the program has set it in between: it is the newest action, and the exchange
-//! is made again with the handler for it, or with the action itself. This ends with the action that
-//! the program has set last, or with the handler that belongs to it.
+//! The program may set an action at any moment. No system call replaces an action on the condition
+//! that it is the expected one. So each exchange compares the action that it removed with the
+//! expected one. If the two differ, the program has set the removed action in between, and that is
+//! the newest action. The thread then makes another exchange: it installs the handler for the
+//! newest action, or the newest action itself. The last exchange installs the action that the
+//! program has set last, or the handler that belongs to this action.
 //!
 //! Until then, the handler of an older action is installed: the exchange is in *doubt*. [`STATE`]
 //! shows this. A handler that finds an exchange under way waits for its end. If the exchange was in
 //! doubt, the handler returns, and the instruction faults again, now with the right action.
 //!
-//! One thing is not exact: a program that sets two actions while an exchange is in doubt, which
-//! takes some microseconds, may be told that the second one replaced the handler of the older
-//! action.
+//! One answer may be wrong: an exchange is in doubt for some microseconds. A program that sets two
+//! actions in this time may be told that the second one replaced the handler of the older action.
 
 use super::page_number;
 use super::report::{self, What};
@@ -61,8 +61,8 @@ static HANDLERS: [Handler; MOST] = [
 
 struct Action(UnsafeCell<MaybeUninit<libc::sigaction>>);
 
-// SAFETY: one thread writes an action, before it counts the action in `USED`. Others read only
-// actions that are counted.
+// SAFETY: one thread writes an action, before it counts the action in `USED`. Other threads read
+// only actions that are counted.
 unsafe impl Sync for Action {}
 
 /// The program's actions that the handlers replaced.
@@ -70,19 +70,22 @@ static REPLACED: [Action; MOST] = [const { Action(UnsafeCell::new(MaybeUninit::z
 /// How many handlers have an action.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// The state of the last exchange that [`replace`] began: [`CHANGING`] until it ends, and [`DOUBT`]
-/// from its doubt to the beginning of the next one.
+/// The state of the last exchange that [`replace`] began. [`CHANGING`] is set until the exchange
+/// ends. [`DOUBT`] is set when the exchange comes into doubt, and cleared when the next one begins.
 static STATE: AtomicU32 = AtomicU32::new(0);
 const CHANGING: u32 = 1;
 const DOUBT: u32 = 2;
 /// Microseconds that an exchange in doubt goes on after its last step, so that a handler that the
 /// kernel has called before finds it.
 const AFTER_DOUBT: u32 = 2000;
-/// Looks of a handler at an exchange, 0.1 ms apart, until it goes on: two seconds in all.
+/// How often a handler looks at an exchange under way before it goes on without waiting for the
+/// end: for two seconds in all.
 const PATIENCE: u32 = 20_000;
+/// Microseconds between two of these looks.
 const BETWEEN_LOOKS: u32 = 100;
-/// The most rounds of one exchange. Each further round needs a call of the program's in between,
-/// within a microsecond. Only a system that returns other actions than were set needs so many.
+/// The most rounds of one exchange. Each round but the first means that the program has set an
+/// action within the last microsecond. Only a system that returns other actions than those that
+/// were set needs so many rounds.
 const ROUNDS: u32 = 1000;
 
 fn replaced(nth: usize) -> *mut libc::sigaction {
@@ -244,7 +247,7 @@ extern "C" fn handle<const NTH: usize>(
     // The function may leave by a jump. Nothing here needs to run after it.
     match replaced.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => sys::keep_errno(|| {
-            // SAFETY: the arguments are the kernel's, as found above.
+            // SAFETY: `has_arguments` says that `info` is the kernel's.
             let is_sent = has_arguments && unsafe { (*info).si_code } <= 0;
             // The kernel does not ignore a fault: it ends the process.
             if replaced.sa_sigaction == libc::SIG_IGN && (is_sent || !has_arguments) {
@@ -254,7 +257,7 @@ extern "C" fn handle<const NTH: usize>(
                 give_way(&replaced, &now);
             }
             if is_sent {
-                // SAFETY: the arguments are the kernel's, as found above.
+                // SAFETY: `is_sent` is true only if `info` is the kernel's.
                 unsafe { send_again(signal, info) };
             }
         }),
@@ -289,15 +292,15 @@ fn was_in_doubt() -> bool {
     state & DOUBT != 0
 }
 
-/// Forgets an exchange that another thread had under way, in the child of a fork.
+/// Forgets, in the child of a fork, an exchange that another thread of the parent had under way.
 pub(super) fn in_child() {
     STATE.store(0, Relaxed);
 }
 
 /// Returns the action that handler `nth` replaced.
 fn replaced_by(nth: usize) -> Option<libc::sigaction> {
-    // Acquire pairs with the release in `replace`: this thread sees the action.
-    // SAFETY: the action is counted, so nobody writes it any more.
+    // Acquire pairs with the release in `handler_for`: this thread sees the action.
+    // SAFETY: the action is counted, so no thread writes it any more.
     (nth < USED.load(Acquire)).then(|| unsafe { *replaced(nth) })
 }
 

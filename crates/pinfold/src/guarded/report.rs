@@ -185,7 +185,8 @@ fn write_now(nth: usize, what: What, address: usize, from: Option<usize>) {
 fn discard_pipe_signal() {
     let (set, at_once) = (1u64 << (libc::SIGPIPE - 1), [0i64; 2]);
     let (set, at_once) = ((&raw const set) as usize, (&raw const at_once) as usize);
-    // SAFETY: the set has 64 signals, which are 8 bytes. The time is a `timespec` of the kernel's.
+    // SAFETY: the set has 64 signals, which are 8 bytes. `at_once` has the layout of the kernel's
+    // `timespec`.
     let _ = unsafe { syscall(libc::SYS_rt_sigtimedwait, [set, 0, at_once, 8]) };
 }
 
