@@ -18,7 +18,8 @@ const EXACT: u32 = 32;
 /// The number of bins: 32 for the short lengths, and eight for each doubling from 32 to 1024
 /// granules.
 const BINS: usize = 32 + 8 * 5;
-/// Maximum number of runs that a search looks at, in a shared bin before it goes on to longer runs.
+/// Maximum number of runs that a search looks at. After that, a search of a shared bin goes on to
+/// longer runs.
 pub(super) const LOOK_AT: usize = 16;
 
 /// The runs of one state, by length.

@@ -140,9 +140,10 @@ impl FreeRuns {
     /// run is in a dense region if `dense` is true, or else in a plain one. Returns the first
     /// granule.
     ///
-    /// Takes single granules from the end of a dirty run. They are slabs of small objects mostly,
-    /// which fill their pages. Larger blocks of which only some pages are in use find these pages
-    /// at the beginning of the run again.
+    /// Takes a single granule from the end of a dirty run, because most single granules are slabs
+    /// of small objects, which use all their pages. So the beginning of the run stays for larger
+    /// blocks. If a larger block uses only some of its pages, the next block at the same place
+    /// finds these pages resident.
     pub(super) fn take(
         &mut self,
         state: State,
@@ -222,10 +223,10 @@ impl FreeRuns {
         newest.take(LOOK_AT).max_by_key(length)
     }
 
-    /// Looks for the first absent part of the `granules` from `index` on, where a free run begins.
-    /// Returns where the part begins and its length, or `Some(None)` if all granules are mapped.
-    /// Returns `None` if the granules cannot serve a block: some are in use, or are fresh memory of
-    /// a dense region.
+    /// Looks for the first absent part among the `granules` from `index` on. A run, free or in use,
+    /// begins at `index`. Returns where the part begins and its length, or `Some(None)` if all
+    /// granules are mapped. Returns `None` if the granules cannot serve a block: some are in use,
+    /// or are fresh memory of a dense region.
     pub(super) fn absent_part(&self, index: u32, granules: u32) -> Option<Option<(u32, u32)>> {
         let (mut next, end) = (index, index + granules);
         let mut absent = None;

@@ -221,7 +221,7 @@ pub fn describe_unused(address: usize) -> &'static str {
     }
 }
 
-/// Returns whether `address`, which may be any address, lies in memory of a region.
+/// Returns whether `address`, which may be any address, lies in a region of an arena.
 pub fn holds(address: usize) -> bool {
     is_open() && window::contains(address)
 }

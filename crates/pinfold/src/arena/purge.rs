@@ -140,9 +140,9 @@ pub(crate) fn purge_all_aged() {
     (0..nodes::count()).for_each(|node| purge_aged(node, now));
 }
 
-/// Returns whether at most a quarter of a run seems to have been written: the first `size` bytes of
-/// a run in use. Reads some pages, and finds out how many of them are zero. A short run is not
-/// sparse.
+/// Returns whether less than a quarter of the first `size` bytes of a run in use seems to have been
+/// written. Reads at most [`LOOKED_AT`] pages, and counts those that are zero. A run of less than
+/// [`SPARSE_FROM`] bytes is never sparse.
 ///
 /// # Safety
 ///

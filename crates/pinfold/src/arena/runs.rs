@@ -12,7 +12,7 @@
 //!
 //! Among the runs of one state, the arena takes a short one that fits. Among runs of that length,
 //! it takes the run at the lowest address ([`bins`](super::bins)). So high addresses become free.
-//! Where in the run, `FreeRuns::take` decides.
+//! `FreeRuns::take` decides where in the free run the new run begins.
 //!
 //! The lock of the node's arena protects its free runs and their frames. The arena maps and unmaps
 //! under the lock. It purges a run without the lock, because a purge takes long. During the purge,
@@ -383,7 +383,7 @@ impl Arena {
     /// Maps absent ones. Returns how many were not dirty, or `None` if the arena cannot take them.
     pub(super) fn take_at(&mut self, node: usize, index: u32, granules: u32) -> Option<u32> {
         while let Some((head, needed)) = self.free.absent_part(index, granules)? {
-            // Mapping makes a clean run, or lengthens one. So looks again.
+            // Mapping makes a clean run, or lengthens one, so this loop looks again.
             if !matches!(self.map_front(node, head, needed), Mapped::Done) {
                 return None;
             }
@@ -402,9 +402,10 @@ impl Arena {
         Some(clean)
     }
 
-    /// Takes `granules` that begin with a shorter dirty run: the longest of those that became dirty
-    /// last, if it has at least half of the granules. Only the granules behind it cost page faults.
-    /// Returns the first granule, and how many were not dirty.
+    /// Takes `granules` that begin with a shorter dirty run, so that only the granules behind this
+    /// run cost page faults. Chooses the longest of the runs that became dirty last. Returns the
+    /// first granule, and how many were not dirty. Returns `None` if the dirty run has less than
+    /// half of the granules, or if the granules behind it cannot be taken.
     pub(super) fn take_mixed(&mut self, node: usize, granules: u32) -> Option<(u32, u32)> {
         let head = self.free.longest_of_newest()?;
         let (_, length) = self.free.run_at(head)?;

@@ -64,7 +64,7 @@ pub(super) static REGIONS: Lock<Regions> = Lock::new(Regions {
 
 /// Marks a dense region in [`NODES`].
 const DENSE: u8 = 1 << 7;
-/// Marks a region that was made in [`NODES`].
+/// Marks a number in [`NODES`] that has a region.
 const MADE: u8 = 1 << 6;
 const _: () = assert!(MAX_NODES <= MADE as usize);
 
@@ -171,8 +171,8 @@ fn map_entries(regions: &mut Regions, count: usize) -> bool {
 /// 3. otherwise where the kernel has room.
 ///
 /// Emulators have fewer addresses. Sanitizers keep the addresses of the first two choices for
-/// themselves, and end a program that has mapped something there. They leave the addresses to
-/// programs that the kernel chooses, up to some hundred gibibytes. So beside a sanitizer only the
+/// themselves, and end a program that has mapped something there. They leave the program the
+/// addresses that the kernel chooses, up to some hundred gibibytes. So beside a sanitizer only the
 /// third choice is left, and the window is smaller.
 fn choose_window(regions: &mut Regions) -> bool {
     // The stack lies in the upper half of the address space, so the stack's address tells how large
