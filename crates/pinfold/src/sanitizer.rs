@@ -61,16 +61,16 @@ pub(crate) fn orders_accesses() -> bool {
     functions().acquire.is_some()
 }
 
-/// Returns whether the process has several threads. Before it makes the second one,
-/// ThreadSanitizer's functions may not be ready. The sanitizer orders what the first thread did
-/// until then before all other threads.
+/// Returns whether the process has several threads. While it has one, ThreadSanitizer's functions
+/// may not be ready. They are not needed then: the sanitizer knows that what a thread did before it
+/// started another one comes before all that the other one does.
 fn has_threads() -> bool {
     let single = functions().single_threaded;
     // Relaxed is enough: the thread that made another one, and the new thread, see the change.
     single.is_none_or(|single| single.load(Relaxed) == 0)
 }
 
-/// Stands for all free memory: an object that is released may become part of another one.
+/// Stands for all free memory: memory of a released object may become part of another object.
 static MEMORY: AtomicU8 = AtomicU8::new(0);
 
 /// Tells ThreadSanitizer that what other threads did before they released `object` comes before

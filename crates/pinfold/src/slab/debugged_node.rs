@@ -43,7 +43,8 @@ impl Node {
         unsafe {
             let (start, nth, _) = slab_of(slot).state(cache, slot);
             let fault = slot_layout.fault(slot, (start, nth, false), true);
-            // Also a slot that is never used again has the marks of one in use, for later checks.
+            // A slot with a fault gets these marks too. It is never used again, but its slab counts
+            // it as in use, and later checks expect the marks of such a slot.
             slot_layout.set_used(slot, requested);
             if let Some(fault) = fault {
                 return Err(fault);

@@ -190,7 +190,7 @@ impl Numbers {
             .or_else(|| Some((CacheId::nth(ALL_CLASSES + self.given)?, None)))
     }
 
-    /// Notes that the chosen number, which was at `at` among the free ones, has a cache.
+    /// Notes that the number that [`choose`](Self::choose) returned with `at` now has a cache.
     fn take(&mut self, at: Option<usize>) {
         match at {
             Some(at) => {
@@ -275,7 +275,7 @@ impl Descriptor {
                 // SAFETY: the number is free and the registry is locked, so no other thread uses
                 // the descriptor or its nodes.
                 let nodes = unsafe { cache.as_ref().nodes };
-                // SAFETY: as above, no other thread uses the nodes.
+                // SAFETY: for the same reason, no other thread uses the nodes.
                 unsafe { &mut *nodes.as_ptr() }
                     .iter_mut()
                     .for_each(Node::renew);

@@ -105,7 +105,7 @@ pub struct Info {
     id: CacheId,
     /// Which of the caches with this number the view is of.
     birth: u32,
-    // Copies of what a cache has from its making to its end.
+    // Copies of the properties that stay the same as long as the cache lives.
     name: Name,
     pub(super) object: usize,
     pub(super) align: usize,

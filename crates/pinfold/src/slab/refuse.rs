@@ -13,8 +13,8 @@ use core::ptr::NonNull;
 
 impl Descriptor {
     /// Ends the process, because an address was freed to this cache that cannot be freed to it. The
-    /// caller holds the lock of one of the cache's nodes, and has left the data under it as another
-    /// thread may find it.
+    /// caller holds the lock of one of the cache's nodes. The data under this lock is consistent,
+    /// because another thread may take the lock before the process has ended.
     #[cold]
     pub(super) fn refuse(&self, wrong: Wrong) -> ! {
         let name = self.name();
@@ -56,8 +56,8 @@ impl Descriptor {
 ///
 /// The walk of the stack and the search for names may wait for the loader's lock. Its holder may
 /// be in malloc, and wait for the lock of this node. So the thread gives that lock back before it
-/// walks. If it holds another one too, an interrupted frame may have left the data under one of
-/// them half changed, and the thread gives none back.
+/// walks. If the thread holds another lock too, a signal handler may have interrupted a change of
+/// the data under one of the locks. Then the thread gives no lock back.
 #[cold]
 fn give_back_node_lock() -> bool {
     let me = pinfold_rseq::thread_pointer() as u64;

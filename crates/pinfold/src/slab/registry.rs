@@ -31,7 +31,7 @@
 //! Steps 2 and 3 need the registry's lock. In step 3, no other thread can begin to look, and none
 //! that has looked still does. So the maker is the only thread that uses the descriptor, just as
 //! the last owner of a reference count is. Both sides meet in one word, so no order of operations
-//! on different words matters, and no model explores them.
+//! on different words matters, and no loom model covers this protocol.
 //!
 //! # Why no thread takes the old cache for the new one
 //!
@@ -71,7 +71,8 @@ const BIRTH_SHIFT: u32 = 32;
 /// The count of numbers from the smallest one to the largest one that was ever used.
 static USED: AtomicUsize = AtomicUsize::new(1);
 
-/// A cache that no other cache replaces while this value exists. Its owner may destroy it.
+/// A cache whose descriptor no other cache gets while this value exists. The owner may destroy the
+/// cache meanwhile.
 pub(super) struct Pinned {
     cache: NonNull<Descriptor>,
     /// The word that counts this pin. `None` for the cache of a class.
@@ -155,8 +156,8 @@ pub(super) fn birth_of(id: CacheId) -> u32 {
 }
 
 impl Pinned {
-    /// Returns whether the cache has not been destroyed since it was pinned. If so, all that this
-    /// thread has read was there while the cache was alive.
+    /// Returns whether the cache is still alive. If so, it was alive during all reads that this
+    /// thread has made since it pinned the cache.
     pub(super) fn is_alive(&self) -> bool {
         // Pairs with the fence in `retire`: a thread that has read a word that was cleared after
         // that fence also sees that the cache is gone.

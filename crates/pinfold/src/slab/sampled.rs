@@ -1,4 +1,4 @@
-//! Caches whose objects are in heap profiles, and all caches beside ThreadSanitizer.
+//! Caches whose objects are in heap profiles, and all caches in a process with ThreadSanitizer.
 //!
 //! The handle of such a cache has no offset of a main sheaf, like the handle of a cache that
 //! checks. So each call takes a slow path, which asks the profile and tells the sanitizer. The fast

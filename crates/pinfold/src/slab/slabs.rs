@@ -359,7 +359,8 @@ impl Slabs {
         released
     }
 
-    /// Returns the empty slab without a fault of a debugged cache that became empty first.
+    /// Returns the empty slab of a debugged cache that became empty first. Leaves out slabs with a
+    /// fault.
     #[cold]
     fn oldest_intact(&self, cache: &Objects) -> Option<u32> {
         let mut index = self.first[EMPTY];
