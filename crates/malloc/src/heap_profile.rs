@@ -211,8 +211,8 @@ mod dump {
         done
     }
 
-    /// Returns whether so many more bytes are beyond the limit on the size of files. A write beyond
-    /// it would raise SIGXFSZ, which ends the program.
+    /// Returns whether `bytes` more bytes would exceed the limit on the size of files. A write
+    /// beyond the limit would raise SIGXFSZ, which ends the program.
     fn is_beyond_limit(file: i32, bytes: usize) -> bool {
         let limit = kernel::limit(libc::RLIMIT_FSIZE);
         let end = kernel::position(file).map(|at| at.saturating_add(bytes));

@@ -221,7 +221,7 @@ impl Drop for File {
 impl File {
     /// Makes an anonymous file. Returns `None` if the system refuses.
     fn anonymous(name: &CStr, flags: libc::c_uint) -> Option<File> {
-        // Newer kernels want to be told that nobody executes the file. Older ones refuse the flag.
+        // Newer kernels want to know that the file is never executed. Older ones refuse the flag.
         kernel::memory_file(name, flags | libc::MFD_NOEXEC_SEAL)
             .or_else(|_| kernel::memory_file(name, flags))
             .map(File)

@@ -452,8 +452,8 @@ pub(crate) unsafe fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *m
         return f();
     }
     let room = || match grows {
-        // SAFETY: the caller promises that the block is in use before `f`. It is called after `f`
-        // only if `f` has kept the block.
+        // SAFETY: the caller promises that the block is in use before `f`. After `f`, this closure
+        // runs only if `f` has returned the same block.
         true => unsafe { heap::usable_size(block) },
         false => 0,
     };
@@ -476,8 +476,8 @@ pub(crate) unsafe fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *m
     block
 }
 
-/// Returns whether the growth of blocks takes part in the countdown. Samples for guarding alone are
-/// taken of new blocks only. While no samples are taken, a sample keeps its weight.
+/// Returns whether the growth of blocks takes part in the countdown. If samples are taken for
+/// guarding alone, only new blocks are sampled. If no samples are taken, a sample keeps its weight.
 fn counts_growth() -> bool {
     STATE.load(Relaxed) & !GUARD != 0
 }

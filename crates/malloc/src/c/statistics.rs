@@ -71,7 +71,7 @@ pub extern "C" fn pinfold_malloc_stats() {
             ),
         )
     };
-    // Writes past errno. There is no place to report that standard error cannot be written to.
+    // There is no place to report that standard error cannot be written to.
     let _ = kernel::write(2, &text[..length.min(room - 1)]);
 }
 

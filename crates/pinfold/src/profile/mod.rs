@@ -21,8 +21,8 @@
 //! The bytes between two samples follow an exponential distribution with the interval R as mean. So
 //! an allocation of S bytes is sampled with probability 1 − e^(−S/R), whatever other allocations
 //! there are. A sample with probability p stands for 1/p allocations of its size: the expected sum
-//! over all samples is the exact sum over all allocations. `growth` says what a block adds that
-//! grows in place.
+//! over all samples is the exact sum over all allocations. `growth` says how a block that grows in
+//! place is counted.
 //!
 //! # Forks
 //!
