@@ -83,7 +83,7 @@ pub struct Found {
 
 /// How long a look at all processes may take. A process can make each look at it slow.
 const LOOK: Duration = Duration::from_secs(10);
-/// How long the reads of one process may take. Those of a process in order take milliseconds.
+/// How long the reads of one process may take. Usually they take some milliseconds.
 const EACH: Duration = Duration::from_secs(2);
 
 /// Finds all processes.
@@ -127,8 +127,8 @@ pub fn sources() -> Result<Found> {
     Ok(found)
 }
 
-/// A process that a thread is opening. The kernel may let a read wait as long as the process
-/// likes, and the other threads leave such a process out.
+/// A process that a thread is opening. A process can make a read of it wait for as long as it
+/// likes. So the other threads leave the process out while one thread is opening it.
 struct Opening(u32);
 
 impl Opening {

@@ -90,8 +90,8 @@ impl Control {
         may_begin
     }
 
-    /// Returns whether a run that began at `start` must go on, which lasts `time`. On a busy
-    /// machine it may be longer until the first worker gets a CPU, and the run goes on until then.
+    /// Returns whether a run of length `time` that began at `start` must go on. On a busy machine,
+    /// the first worker may get a CPU only after `time`. The run then goes on until that moment.
     pub fn lasts(&self, start: Instant, time: Duration) -> bool {
         let gone = start.elapsed();
         gone < time || self.has_begun.load(Relaxed) == 0 && gone < PATIENCE
