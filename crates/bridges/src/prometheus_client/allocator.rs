@@ -43,7 +43,7 @@ const CACHES: usize = 512;
 
 /// What a cache says.
 struct Cache {
-    name: &'static str,
+    info: Info,
     counts: Statistics,
     /// Bytes of an object, and how many of them a slab has.
     size: u64,
@@ -55,10 +55,10 @@ impl Cache {
     fn of(info: Info) -> Option<Cache> {
         let counts = info.statistics();
         (counts.refilled > 0).then(|| Cache {
-            name: info.name(),
             counts,
             size: info.attribute("slab_size").unwrap_or(0),
             per_slab: info.attribute("objs_per_slab").unwrap_or(0),
+            info,
         })
     }
 
@@ -115,7 +115,7 @@ impl Collector for AllocatorCollector {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for cache in &caches {
             for (state, count) in [("active", cache.active()), ("free", cache.free())] {
-                let labels = [("cache", cache.name), ("state", state)];
+                let labels = [("cache", cache.info.name()), ("state", state)];
                 ConstGauge::new(signed(count)).encode(family.encode_family(&labels)?)?;
             }
         }
@@ -123,7 +123,7 @@ impl Collector for AllocatorCollector {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for cache in &caches {
             let slabs = ConstGauge::new(signed(cache.counts.slabs as u64));
-            slabs.encode(family.encode_family(&[("cache", cache.name)])?)?;
+            slabs.encode(family.encode_family(&[("cache", cache.info.name())])?)?;
         }
         let counters: [(Family, Count); 4] = [
             (CACHE_REFILLS, |counts| counts.refilled),
@@ -138,7 +138,7 @@ impl Collector for AllocatorCollector {
                 encoder.encode_descriptor(of.name, of.help, None, MetricType::Counter)?;
             for cache in &caches {
                 let counter = ConstCounter::new(count(&cache.counts));
-                counter.encode(family.encode_family(&[("cache", cache.name)])?)?;
+                counter.encode(family.encode_family(&[("cache", cache.info.name())])?)?;
             }
         }
         Ok(())

@@ -211,7 +211,7 @@ pub fn entry(address: usize) -> u16 {
     unsafe { &*((window + 2 * granule) as *const AtomicU16) }.load(Relaxed)
 }
 
-/// Describes an address whose [entry](entry) is 0, for the report of a wrong free.
+/// Describes an address whose [entry] is 0, for the report of a wrong free.
 pub fn describe_unused(address: usize) -> &'static str {
     match holds(address) {
         true => {
