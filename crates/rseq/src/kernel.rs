@@ -1,7 +1,7 @@
 //! The system calls of Pinfold, under names of their own.
 //!
 //! Each function does what the C library's function of the same purpose does, with three
-//! differences: it calls the kernel itself ([`syscall`]), it leaves errno alone, and it is no
+//! differences: it calls the kernel itself (`syscall`), it leaves errno alone, and it is no
 //! cancellation point. Each returns the kernel's answer, or the error number. [`clock`] and
 //! [`page_size`] read what the kernel has put into the process, and need no system call where that
 //! is enough.
