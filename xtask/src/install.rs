@@ -97,13 +97,14 @@ fn build() -> Result<()> {
 /// the builder's home. The flags of the environment stay.
 fn flags_without_paths(target: &Path) -> Result<OsString> {
     const BETWEEN: &str = "\x1f";
-    let mut flags: Vec<OsString> = match std::env::var_os("CARGO_ENCODED_RUSTFLAGS") {
-        Some(flags) => Vec::from([flags]),
-        None => {
-            let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
-            flags.split_whitespace().map(OsString::from).collect()
-        }
-    };
+    let mut flags: Vec<OsString> =
+        match std::env::var_os("CARGO_ENCODED_RUSTFLAGS").filter(|flags| !flags.is_empty()) {
+            Some(flags) => Vec::from([flags]),
+            None => {
+                let flags = std::env::var("RUSTFLAGS").unwrap_or_default();
+                flags.split_whitespace().map(OsString::from).collect()
+            }
+        };
     let home = std::env::home_dir();
     let crates = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let crates = crates.or_else(|| Some(home.as_ref()?.join(".cargo")));

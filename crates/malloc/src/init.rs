@@ -1,6 +1,6 @@
 //! What happens at a process's first allocation, and at each fork.
 
-use crate::{background, count, gate, heap, live, profiled};
+use crate::{background, count, gate, heap, live, profiled, settings};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use pinfold::slab::kmalloc;
@@ -58,6 +58,10 @@ fn get_ready() {
             .is_err()
     {
         return;
+    }
+    if kmalloc::any_checks() {
+        // Reads the environment now, and not in a `free` beside a thread that changes it.
+        settings::checks_sized_free();
     }
     // The first region, and the memory for the CPU's sheaves, are made later, by the first block.
     if !count::start() {

@@ -483,6 +483,8 @@ fn counts_growth() -> bool {
 }
 
 /// Samples a block without a sample if its growth is due.
+// Not inlined, so that its variables take no stack in `realloc`, which goes deep.
+#[inline(never)]
 fn sample_growth(block: *mut u8, resize: Resize) {
     let growth = resize.growth();
     if growth > 0

@@ -209,7 +209,7 @@ fn faults_end_the_process_and_are_named() {
         ("inside", "not the start of an object of cache faulty"),
         ("foreign", "the address is not Pinfold's"),
         ("wrong", "the object belongs to cache other"),
-        ("late", "freed twice, or never allocated"),
+        ("late", "freed before, or inside a block"),
     ] {
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args([

@@ -14,8 +14,10 @@ use core::sync::atomic::Ordering::Relaxed;
 
 #[cfg(target_arch = "x86_64")]
 const NAME: &CStr = c"__vdso_clock_gettime";
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(target_arch = "aarch64")]
 const NAME: &CStr = c"__kernel_clock_gettime";
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+const NAME: &CStr = c"__vdso_clock_gettime";
 
 type Function = unsafe extern "C" fn(libc::clockid_t, *mut libc::timespec) -> c_int;
 
@@ -51,9 +53,12 @@ pub fn clock(clock: libc::clockid_t) -> libc::timespec {
 
 #[cold]
 fn search() -> usize {
-    // SAFETY: getauxval only reads the auxiliary vector. The address is 0, or that of the vDSO.
+    // SAFETY: getauxval reads the auxiliary vector, and sets errno, which is the thread's own, if
+    // there is no vDSO. The address is 0, or that of the vDSO.
     let at = unsafe {
+        let errno = *libc::__errno_location();
         let image = libc::getauxval(libc::AT_SYSINFO_EHDR) as usize;
+        *libc::__errno_location() = errno;
         if image == 0 { None } else { find(image, NAME) }
     };
     let at = at.unwrap_or(NONE);
@@ -85,16 +90,17 @@ unsafe fn find(image: usize, name: &CStr) -> Option<usize> {
         );
         let of_type = |wanted| programs.iter().find(|program| program.p_type == wanted);
         let base = image.wrapping_sub(of_type(libc::PT_LOAD)?.p_vaddr as usize);
-        let mut entry = (base + of_type(libc::PT_DYNAMIC)?.p_vaddr as usize) as *const [usize; 2];
+        let mut entry =
+            base.wrapping_add(of_type(libc::PT_DYNAMIC)?.p_vaddr as usize) as *const [usize; 2];
         let mut tables = Tables::default();
         // The constants are those of `elf.h`. The table ends with an entry of type 0.
         while (*entry)[0] != 0 {
             let [kind, at] = *entry;
             match kind {
-                4 => tables.hash = base + at,
-                5 => tables.strings = base + at,
-                6 => tables.symbols = base + at,
-                0x6fff_fef5 => tables.gnu_hash = base + at,
+                4 => tables.hash = base.wrapping_add(at),
+                5 => tables.strings = base.wrapping_add(at),
+                6 => tables.symbols = base.wrapping_add(at),
+                0x6fff_fef5 => tables.gnu_hash = base.wrapping_add(at),
                 _ => {}
             }
             entry = entry.add(1);
@@ -116,7 +122,7 @@ unsafe fn find(image: usize, name: &CStr) -> Option<usize> {
         } else {
             None
         };
-        nth.map(|nth| base + symbol(nth).st_value as usize)
+        nth.map(|nth| base.wrapping_add(symbol(nth).st_value as usize))
     }
 }
 

@@ -201,7 +201,7 @@ fn check_place(file: &OsStr, pid: u32) -> Result<()> {
         Ok(_) => return Ok(()),
         Err(Unopened::System(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(Unopened::System(error)) if error.kind() == io::ErrorKind::PermissionDenied => {
-            "it belongs to another user".to_owned()
+            "it is not yours to write".to_owned()
         }
         Err(why) => why.to_string(),
     };

@@ -213,11 +213,12 @@ pub fn entry(address: usize) -> u16 {
 
 /// Describes an address whose [entry] is 0, for the report of a wrong free.
 pub fn describe_unused(address: usize) -> &'static str {
-    match holds(address) {
-        true => {
-            "Pinfold holds the memory, but nothing in use begins there: freed twice, or never allocated"
-        }
-        false => "the address is not Pinfold's",
+    if holds(address) {
+        "Pinfold holds the memory, but nothing in use begins there: freed before, or inside a block"
+    } else if huge_size(address as *mut u8).is_some() {
+        "it is a large block of malloc's"
+    } else {
+        "the address is not Pinfold's"
     }
 }
 

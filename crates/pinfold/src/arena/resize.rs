@@ -20,7 +20,6 @@ use super::{
     GRANULE, HUGE, LARGE, MAX_RUN, State, address_of, budget, frame, held, huge, index_of_run,
     kept, numa, set_entry,
 };
-use crate::sanitizer;
 use crate::sys::Mapped;
 use core::ptr::NonNull;
 
@@ -57,7 +56,6 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     if new <= old {
         run.granules = new as u16;
         if new < old {
-            sanitizer::release(start.as_ptr());
             // SAFETY: both granules are in the run, which the caller promises is its own.
             unsafe { cut(head + new) };
             kept::large_less((old - new) as usize);
@@ -72,7 +70,6 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
         return false;
     };
-    sanitizer::took_memory();
     let Some(clean) = arena.take_at(node, head + old, new - old) else {
         return false;
     };

@@ -285,10 +285,12 @@ fn was_in_doubt() -> bool {
     for _ in 0..PATIENCE {
         state = STATE.load(Acquire);
         if state & CHANGING == 0 {
-            break;
+            return state & DOUBT != 0;
         }
         sys::sleep_microseconds(BETWEEN_LOOKS);
     }
+    // The exchange does not end. The next handler does not wait for it.
+    let _ = STATE.compare_exchange(state, state & !CHANGING, Relaxed, Relaxed);
     state & DOUBT != 0
 }
 

@@ -26,6 +26,8 @@ pub fn is_entry(start: *const c_void) -> bool {
 extern "C" fn entry(body: *mut c_void) -> *mut c_void {
     // SAFETY: the caller of `spawn` keeps the body in place until it has joined this thread.
     let body = unsafe { &*body.cast::<Body>() };
+    // The thread that started this one may have blocked these signals.
+    let _ = kernel::block_signals(libc::SIG_UNBLOCK, mask_of(SYNCHRONOUS));
     (body.run)(body.argument);
     null_mut()
 }
@@ -44,6 +46,12 @@ const SYNCHRONOUS: [libc::c_int; 6] = [
     libc::SIGTRAP,
 ];
 
+/// Returns the mask with the bits of `signals`.
+fn mask_of(signals: impl IntoIterator<Item = libc::c_int>) -> u64 {
+    let bits = signals.into_iter().map(|signal| 1 << (signal - 1));
+    bits.fold(0, |mask, bit: u64| mask | bit)
+}
+
 /// Keeps the calling thread's signals blocked until this value is dropped. Leaves out the
 /// [`SYNCHRONOUS`] ones and those that the C library uses itself, which stay as they are.
 #[doc(hidden)]
@@ -55,8 +63,7 @@ impl Signals {
         // The kernel's first real-time signal is 32. The C library keeps this one and those up to
         // SIGRTMIN for itself.
         let kept = SYNCHRONOUS.into_iter().chain(32..libc::SIGRTMIN());
-        let which = kept.fold(u64::MAX, |which, signal| which & !(1 << (signal - 1)));
-        Signals(kernel::block_signals(libc::SIG_BLOCK, which).ok())
+        Signals(kernel::block_signals(libc::SIG_BLOCK, !mask_of(kept)).ok())
     }
 }
 
@@ -71,8 +78,8 @@ impl Drop for Signals {
 /// Starts a thread with all signals blocked, except the [`SYNCHRONOUS`] ones. On failure, returns
 /// the C library's error number.
 ///
-/// Makes the system calls of `pthread_create`, and with `normal_policy` one of
-/// `sched_setscheduler`.
+/// Makes the system calls of `pthread_create`, one of `rt_sigprocmask` in the new thread, and with
+/// `normal_policy` one of `sched_setscheduler`.
 ///
 /// # Safety
 ///

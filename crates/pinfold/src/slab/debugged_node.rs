@@ -10,11 +10,51 @@
 
 use super::debug::{Fault, Faults, Kind, SlotLayout, Track};
 use super::descriptor::Descriptor;
-use super::node::Node;
+use super::node::{Node, Stock};
 use super::slabs::slab_of;
 use crate::arena::NodeRequest;
+use crate::lock::Guard;
 use crate::segment::SlabEvent;
 use core::ptr::{NonNull, null_mut};
+
+/// Returns what is wrong with freeing the object of `slot` now.
+///
+/// # Safety
+///
+/// `slot` begins a slot in a slab of the cache. The caller holds the lock of the slab's node.
+pub(super) unsafe fn fault_of_free(
+    cache: &Descriptor,
+    slot_layout: &SlotLayout,
+    slot: *mut u8,
+) -> Option<Fault> {
+    // SAFETY: the caller promises the slot, and the lock keeps the slab's state and the slot's
+    // tracks from changing.
+    unsafe {
+        let (start, nth, free) = slab_of(slot).state(cache, slot);
+        if free {
+            return Some(Fault {
+                kind: Kind::DoubleFree,
+                slot,
+                position: (start, nth, false),
+                bytes: None,
+                tracks: slot_layout.tracks(slot),
+            });
+        }
+        slot_layout.fault(slot, (start, nth, true), true)
+    }
+}
+
+/// Returns whether freeing the object of `slot` now would be a fault. This is a function of its own
+/// because a fault takes much of the stack, and the free of an object goes deep.
+///
+/// # Safety
+///
+/// As for [`fault_of_free`].
+#[inline(never)]
+unsafe fn has_fault(cache: &Descriptor, slot_layout: &SlotLayout, slot: *mut u8) -> bool {
+    // SAFETY: the caller promises the same.
+    unsafe { fault_of_free(cache, slot_layout, slot) }.is_some()
+}
 
 impl Node {
     /// Takes a free slot of a debugged cache. Marks the slot as in use, and records the requested
@@ -62,7 +102,8 @@ impl Node {
     }
 
     /// Frees the object of `slot` if it is in use and the bytes around it are intact. Otherwise
-    /// returns the fault. If the lock cannot be taken, sets the object aside.
+    /// returns the lock, under which [`fault_of_free`] finds the fault. If the lock cannot be
+    /// taken, sets the object aside.
     ///
     /// # Safety
     ///
@@ -73,35 +114,22 @@ impl Node {
         cache: &Descriptor,
         slot_layout: &SlotLayout,
         slot: *mut u8,
-        track: Option<Track>,
-    ) -> Result<(), Fault> {
+        track: Option<&Track>,
+    ) -> Result<(), Guard<'_, Stock>> {
         let Some(mut stock) = self.stock() else {
             self.set_aside(cache, slot);
             return Ok(());
         };
         self.take_back(cache, &mut stock);
         // SAFETY: the caller promises that the slot is in one of this node's slabs, and the lock
-        // keeps the slab's state from changing.
-        let (start, nth, free) = unsafe { slab_of(slot).state(cache, slot) };
-        if free {
-            return Err(Fault {
-                kind: Kind::DoubleFree,
-                slot,
-                position: (start, nth, false),
-                bytes: None,
-                // SAFETY: the slot is in one of the cache's slabs, and the lock keeps other threads
-                // from writing its tracks.
-                tracks: unsafe { slot_layout.tracks(slot) },
-            });
-        }
-        // SAFETY: the object of the slot was in use, as tested above, and its user gave it up. So
-        // this thread owns the slot.
+        // keeps the slab's state from changing. If there is no fault, the object was in use, and
+        // its user gave it up. So this thread owns the slot.
         unsafe {
-            if let Some(fault) = slot_layout.fault(slot, (start, nth, true), true) {
-                return Err(fault);
+            if has_fault(cache, slot_layout, slot) {
+                return Err(stock);
             }
             slot_layout.set_free(slot);
-            slot_layout.set_track(slot, 1, || track.unwrap_or(Track::NOBODY));
+            slot_layout.set_track(slot, 1, || *track.unwrap_or(&Track::NOBODY));
             stock.count(SlabEvent::Flushed, 1);
             stock.give(cache, &[slot]);
         }

@@ -41,9 +41,8 @@ impl Descriptor {
     /// object.
     pub(super) fn sample(&self, objects: &[*mut u8]) {
         if sanitizer::orders_accesses() {
-            objects
-                .iter()
-                .for_each(|&object| sanitizer::acquire(object));
+            let objects = objects.iter().filter(|object| !object.is_null());
+            objects.for_each(|&object| sanitizer::acquire(object));
         }
         if !self.is_profiled || !profile::takes_samples() {
             return;

@@ -255,8 +255,7 @@ impl List {
             let read = (!is_late).then(|| entry.read(with_threads)).flatten();
             match read {
                 Some(Ok(reading)) => {
-                    memory = memory.saturating_add(reading.memory());
-                    look.keep(reading, memory);
+                    look.keep(reading, &mut memory);
                 }
                 Some(Err(Unreadable::Gone)) if entry.has_ended() => self.replace(entry, None),
                 Some(Err(why @ (Unreadable::Gone | Unreadable::Replaced))) => {
@@ -267,8 +266,7 @@ impl List {
                         Some(next) => {
                             match next.read(with_threads) {
                                 Some(Ok(reading)) => {
-                                    memory = memory.saturating_add(reading.memory());
-                                    look.keep(reading, memory);
+                                    look.keep(reading, &mut memory);
                                 }
                                 Some(Err(why)) => look.unread.count(&why),
                                 None => look.unread.late += 1,
@@ -392,12 +390,15 @@ impl Entry {
 }
 
 impl Look {
-    /// Takes what a process shows. `memory` is how much all readings so far take, this one
-    /// included.
-    fn keep(&mut self, reading: Reading, memory: usize) {
-        match memory <= MEMORY {
-            true => self.readings.push(reading),
-            false => self.unread.beyond += 1,
+    /// Takes what a process shows, if all readings together take at most [`MEMORY`]. `memory` is
+    /// how much the readings so far take.
+    fn keep(&mut self, reading: Reading, memory: &mut usize) {
+        let with_it = memory.saturating_add(reading.memory());
+        if with_it <= MEMORY {
+            *memory = with_it;
+            self.readings.push(reading);
+        } else {
+            self.unread.beyond += 1;
         }
     }
 }
@@ -445,8 +446,10 @@ mod tests {
             readings: Vec::new(),
             unread: Unread::default(),
         };
-        look.keep(reading(), MEMORY);
-        look.keep(reading(), MEMORY + 1);
+        let mut memory = MEMORY - reading().memory();
+        look.keep(reading(), &mut memory);
+        look.keep(reading(), &mut memory);
+        assert_eq!(memory, MEMORY);
         assert_eq!(look.readings.len(), 1);
         assert_eq!(look.unread.by_reason()[2], ("limit", 1));
         assert_eq!(look.unread.sum(), 1);
