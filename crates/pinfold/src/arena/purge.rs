@@ -141,8 +141,8 @@ pub(crate) fn purge_all_aged() {
 }
 
 /// Returns whether less than a quarter of the first `size` bytes of a run in use seems to have been
-/// written. Reads at most [`LOOKED_AT`] pages, and counts those that are zero. A run of less than
-/// [`SPARSE_FROM`] bytes is never sparse.
+/// written. Reads at most 17 pages, and counts those that are zero. A run of less than 1 MiB is
+/// never sparse.
 ///
 /// # Safety
 ///

@@ -3,13 +3,11 @@
 use super::debug::{
     DebugFlags, Fault, Faults, Kind, Report, SlotLayout, StandardError, Track, raise, silently,
 };
-use super::debugged_node::fault_of_free;
 use super::descriptor::Descriptor;
-use super::node::{Node, Stock};
+use super::node::Node;
 use super::registry::pin_by_entry;
 use super::slabs::slab_of;
 use crate::arena::{self, NodeRequest};
-use crate::lock::Guard;
 use crate::segment::SlabEvent;
 use core::fmt::Write;
 use core::ptr::null_mut;
@@ -91,20 +89,7 @@ impl Descriptor {
             .then(Track::here);
         // SAFETY: `home_of` found that an object of this cache begins at the address, and returned
         // the node of its slab. If the object is in use, the caller gives it up.
-        if let Err(stock) = unsafe { node.free_debugged(self, slot_layout, slot, track.as_ref()) } {
-            self.tell_wrong_free(slot_layout, slot, stock);
-        }
-    }
-
-    /// Reports the fault that was found when the object of `slot` was freed. `stock` is the lock
-    /// under which it was found.
-    #[cold]
-    #[inline(never)]
-    fn tell_wrong_free(&self, slot_layout: &SlotLayout, slot: *mut u8, stock: Guard<'_, Stock>) {
-        // SAFETY: `free_debugged` found the slot in a slab of the node whose lock this is.
-        let fault = unsafe { fault_of_free(self, slot_layout, slot) };
-        // A report may take long, and calls the program's function.
-        drop(stock);
+        let fault = unsafe { node.free_debugged(self, slot_layout, slot, track.as_ref()) };
         if let Some(fault) = fault {
             self.tell(slot_layout, &fault);
         }

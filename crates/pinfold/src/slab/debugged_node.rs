@@ -10,19 +10,20 @@
 
 use super::debug::{Fault, Faults, Kind, SlotLayout, Track};
 use super::descriptor::Descriptor;
-use super::node::{Node, Stock};
+use super::node::Node;
 use super::slabs::slab_of;
 use crate::arena::NodeRequest;
-use crate::lock::Guard;
 use crate::segment::SlabEvent;
 use core::ptr::{NonNull, null_mut};
 
-/// Returns what is wrong with freeing the object of `slot` now.
+/// Returns what is wrong with freeing the object of `slot` now. This is a function of its own
+/// because a fault takes much of the stack, and freeing goes deep.
 ///
 /// # Safety
 ///
 /// `slot` begins a slot in a slab of the cache. The caller holds the lock of the slab's node.
-pub(super) unsafe fn fault_of_free(
+#[inline(never)]
+unsafe fn fault_of_free(
     cache: &Descriptor,
     slot_layout: &SlotLayout,
     slot: *mut u8,
@@ -42,18 +43,6 @@ pub(super) unsafe fn fault_of_free(
         }
         slot_layout.fault(slot, (start, nth, true), true)
     }
-}
-
-/// Returns whether freeing the object of `slot` now would be a fault. This is a function of its own
-/// because a fault takes much of the stack, and the free of an object goes deep.
-///
-/// # Safety
-///
-/// As for [`fault_of_free`].
-#[inline(never)]
-unsafe fn has_fault(cache: &Descriptor, slot_layout: &SlotLayout, slot: *mut u8) -> bool {
-    // SAFETY: the caller promises the same.
-    unsafe { fault_of_free(cache, slot_layout, slot) }.is_some()
 }
 
 impl Node {
@@ -102,8 +91,7 @@ impl Node {
     }
 
     /// Frees the object of `slot` if it is in use and the bytes around it are intact. Otherwise
-    /// returns the lock, under which [`fault_of_free`] finds the fault. If the lock cannot be
-    /// taken, sets the object aside.
+    /// returns the fault. If the lock cannot be taken, sets the object aside.
     ///
     /// # Safety
     ///
@@ -115,25 +103,26 @@ impl Node {
         slot_layout: &SlotLayout,
         slot: *mut u8,
         track: Option<&Track>,
-    ) -> Result<(), Guard<'_, Stock>> {
+    ) -> Option<Fault> {
         let Some(mut stock) = self.stock() else {
             self.set_aside(cache, slot);
-            return Ok(());
+            return None;
         };
         self.take_back(cache, &mut stock);
         // SAFETY: the caller promises that the slot is in one of this node's slabs, and the lock
         // keeps the slab's state from changing. If there is no fault, the object was in use, and
         // its user gave it up. So this thread owns the slot.
         unsafe {
-            if has_fault(cache, slot_layout, slot) {
-                return Err(stock);
+            let fault = fault_of_free(cache, slot_layout, slot);
+            if fault.is_some() {
+                return fault;
             }
             slot_layout.set_free(slot);
             slot_layout.set_track(slot, 1, || *track.unwrap_or(&Track::NOBODY));
             stock.count(SlabEvent::Flushed, 1);
             stock.give(cache, &[slot]);
         }
-        Ok(())
+        None
     }
 
     /// Checks all slots of a debugged cache on this node, and adds faults to `faults`. With
