@@ -75,9 +75,13 @@ int main(void)
 		least = steps[round] < least ? steps[round] : least;
 		most = steps[round] > most ? steps[round] : most;
 	}
-	if (most > 2 * least)
-		fprintf(stderr, "%ld to %ld steps a round\n", least, most);
-	CHECK(most <= 2 * least);
+	/* A round may fill a sheaf or begin a slab. Background work would come after every pause. */
+	int many = 0;
+	for (round = 2; WEXITSTATUS(status) == 0 && round < ROUNDS; round++)
+		many += steps[round] > 2 * least;
+	if (many > ROUNDS / 4)
+		fprintf(stderr, "%d rounds of %d: %ld to %ld steps\n", many, ROUNDS, least, most);
+	CHECK(many <= ROUNDS / 4);
 #endif
 	puts("ok");
 	return 0;
