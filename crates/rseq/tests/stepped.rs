@@ -8,7 +8,7 @@ const WORD: usize = UNIT_HEADER + 8;
 /// More steps than a child needs, also where each section is aborted many times.
 const STEPS: u32 = 400_000;
 
-/// Returns a table that has a unit for every index. Each unit holds an empty stack and a word.
+/// Returns a table of units, one for each index. A unit holds an empty stack and a word.
 fn table() -> &'static Units {
     #[repr(align(1024))]
     struct Block([*mut u8; STACK_ALIGN / 8]);

@@ -36,7 +36,7 @@ use super::records::Counts;
 /// How `realloc` resized a block in place.
 #[derive(Clone, Copy, Debug)]
 pub struct Resize {
-    /// The bytes that the program asked for now.
+    /// Bytes that the program asked for at the last call.
     pub size: usize,
     /// The room of a block beyond the size classes, before and after. Two equal numbers while
     /// growth is not counted. `None` for a block of a size class.

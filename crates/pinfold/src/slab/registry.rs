@@ -220,7 +220,7 @@ pub(super) fn all() -> impl Iterator<Item = Pinned> {
     (0..MAX_CACHES).filter_map(CacheId::nth).filter_map(pin)
 }
 
-/// Calls `f` for every cache.
+/// Calls `f` with each cache, in the order of their numbers.
 pub(super) fn for_each(mut f: impl FnMut(&Descriptor)) {
     all().for_each(|cache| f(&cache));
 }

@@ -1,15 +1,34 @@
 //! Whether a debugger or tracer steps through this thread.
 
-use core::arch::asm;
+use core::arch::global_asm;
+
+// A function of its own, because it has the word on the stack in its unwinding table. In the middle
+// of other code, a walk of the stack that begins between the two instructions would go astray.
+global_asm!(
+    ".pushsection .text.pinfold_rseq_flags, \"ax\", @progbits",
+    ".hidden pinfold_rseq_flags",
+    ".globl pinfold_rseq_flags",
+    ".type pinfold_rseq_flags, @function",
+    "pinfold_rseq_flags:",
+    ".cfi_startproc",
+    "pushfq",
+    ".cfi_adjust_cfa_offset 8",
+    "pop rax",
+    ".cfi_adjust_cfa_offset -8",
+    "ret",
+    ".cfi_endproc",
+    ".size pinfold_rseq_flags, . - pinfold_rseq_flags",
+    ".popsection",
+);
+
+unsafe extern "C" {
+    /// Returns the processor's flags.
+    safe fn pinfold_rseq_flags() -> u64;
+}
 
 /// Returns whether the processor's trap flag is set.
 #[inline(always)]
 pub(crate) fn is_stepped() -> bool {
     const TRAP: u64 = 1 << 8;
-    let flags: u64;
-    // SAFETY: copies the flags by way of one word of the stack.
-    unsafe {
-        asm!("pushfq", "pop {}", out(reg) flags, options(preserves_flags));
-    }
-    flags & TRAP != 0
+    pinfold_rseq_flags() & TRAP != 0
 }
