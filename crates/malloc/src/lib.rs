@@ -72,6 +72,12 @@ pub mod inlined {
         crate::heap::alloc(size)
     }
 
+    /// Returns whether this process checks the blocks that it frees.
+    #[inline(always)]
+    pub fn checks() -> bool {
+        pinfold::slab::kmalloc::any_checks()
+    }
+
     /// Returns true if `block` may have been allocated for `size` bytes at a multiple of `align`,
     /// or if the process is neither hardened nor debugged. Otherwise reports the fault.
     #[inline(always)]

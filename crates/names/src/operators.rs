@@ -19,7 +19,7 @@
 //! `new` that throws. Then `new` and `delete` use their inlined fast paths.
 //!
 //! A `delete` frees without the size, because finding the class by the block's address takes fewer
-//! instructions. Hardened and debugged processes check the size first.
+//! instructions. Hardened and debugged processes check the size first, if `DIRECT` is set.
 //!
 //! `libpinfold.so` exports all forms. `libpinfold.a` leaves the `nothrow` forms of `new` to the C++
 //! runtime, and has weak symbols for the other forms, so that a program may define some itself.
@@ -396,7 +396,7 @@ macro_rules! sized {
         /// `block` is null or came from the `operator new` that belongs to this form, and is not
         /// used any more.
         pub unsafe extern "C-unwind" fn $name(block: Block, size: usize $(, $align: usize)?) {
-            if inlined::fits(block.cast(), size, $by) {
+            if !inlined::checks() || !is_direct() || inlined::fits(block.cast(), size, $by) {
                 // SAFETY: the caller passes ownership of a block from the `operator new` that
                 // belongs to this form, as the called form requires.
                 unsafe { (used().$to)(block $(, $align)?) }
