@@ -69,7 +69,7 @@ pub(super) struct Node {
     /// Where the slow paths count events: in `own_events`, or in the statistics segment.
     pub(super) events: AtomicPtr<NodeEvents>,
     pub(super) own_events: &'static NodeEvents,
-    /// Whether the last exchange of a sheaf found that sparse slabs should drain.
+    /// Whether sparse slabs should drain, as last found under the lock.
     sparse: AtomicBool,
 }
 
@@ -287,9 +287,8 @@ impl Node {
         }
         stock.count(SlabEvent::BarnPut, 1);
         stock.put_full(sheaf);
-        if let Some(emptied) = self.flush_oldest(cache, &mut stock) {
-            stock.put_empty(emptied);
-        }
+        let emptied = self.flush_oldest(cache, &mut stock);
+        emptied.into_iter().for_each(|sheaf| stock.put_empty(sheaf));
     }
 
     /// While the barn has more full sheaves than its bound, gives the objects of the oldest sheaf
@@ -372,15 +371,14 @@ impl Node {
             self.flush(cache, stock, &mut sheaf);
             sheaf.discard();
         }
-        while let Some(sheaf) = stock.empty.take() {
-            sheaf.discard();
-        }
+        core::iter::from_fn(|| stock.empty.take()).for_each(Sheaf::discard);
         stock.slabs.shrink(cache)
     }
 
     /// Gives back what was not needed since the last call: objects of full sheaves to their slabs,
-    /// empty slabs to the arena, and pages of free objects to the system. Does nothing if the last
-    /// call that worked is less than [`IDLE_FOR`] milliseconds ago.
+    /// empty slabs to the arena, and pages of free objects to the system. Lets CPUs drain sparse
+    /// slabs again after a burst: with two full sheaves, they need no exchange, which would do it.
+    /// Does nothing if the last call that worked is less than [`IDLE_FOR`] milliseconds ago.
     pub(super) fn release_idle(&self, cache: &Descriptor, now: u32) {
         let Some(mut stock) = self.stock() else {
             return;
@@ -397,6 +395,8 @@ impl Node {
             }
         }
         stock.idle = stock.full.length;
+        stock.exchanges = 0;
+        self.sparse.store(stock.is_draining(cache), Relaxed);
         stock.slabs.release_idle(cache);
         stock.slabs.purge_idle(cache, PERIODS);
     }
