@@ -5,7 +5,7 @@ use super::rows::{Op, Row};
 use super::subjects::{Name, Subject};
 use crate::args::CounterMemoryChildArgs;
 use anyhow::{Context, Result, bail, ensure};
-use pinfold::counter::{EventCounter, PercpuCounter};
+use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold_benchkit::cpus;
 use std::fs;
 use std::ops::Deref;
@@ -99,7 +99,7 @@ pub fn child(args: &CounterMemoryChildArgs) -> Result<()> {
             // The values are allocated and written before the first reading.
             let values = vec![1; count];
             grown(count, |count| {
-                Ok(PercpuCounter::init_many(&values[..count], 32)?)
+                Ok(PerCpuCounter::init_many(&values[..count], 32)?)
             })?
         }
         Name::PinfoldEvent => several::<EventCounter>(count)?,

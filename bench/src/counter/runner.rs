@@ -4,7 +4,7 @@
 use super::pass::{Pass, SPREAD};
 use super::subjects::{Atomic, AtomicOwn, Event, Name, Subject, ThreadLocal};
 use anyhow::{Context, Result};
-use pinfold::counter::{EventCounter, PercpuCounter};
+use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::vmstat::VmStat;
 use pinfold_benchkit::cycles;
 use std::hint::black_box;
@@ -61,7 +61,7 @@ pub struct Plan {
 pub fn new(name: Name, plan: Plan, cpus: &[usize]) -> Result<Box<dyn Runner>> {
     match name {
         Name::PinfoldEvent => local::<EventCounter>(plan, plan.pinfold_counters, cpus),
-        Name::Pinfold => local::<PercpuCounter>(plan, plan.pinfold_counters, cpus),
+        Name::Pinfold => local::<PerCpuCounter>(plan, plan.pinfold_counters, cpus),
         Name::Vmstat => local::<VmStat<Event>>(plan, plan.pinfold_counters, cpus),
         Name::Atomic => local::<Atomic>(plan, 1, cpus),
         Name::AtomicOwn => local::<AtomicOwn>(plan, 1, cpus),

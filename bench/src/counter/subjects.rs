@@ -1,7 +1,7 @@
 //! The counters: Pinfold's, plain atomics, and the strongest peers, behind one trait.
 
 use clap::ValueEnum;
-use pinfold::counter::{EventCounter, PercpuCounter};
+use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::vmstat::{Item, VmStat, Zone};
 use serde::Serialize;
 use std::cell::Cell;
@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 pub enum Name {
     /// `EventCounter::inc`.
     PinfoldEvent,
-    /// `PercpuCounter::inc`.
+    /// `PerCpuCounter::inc`.
     Pinfold,
     /// `VmStat::inc`.
     Vmstat,
@@ -85,9 +85,9 @@ impl Subject for EventCounter {
     }
 }
 
-impl Subject for PercpuCounter {
+impl Subject for PerCpuCounter {
     fn new(_: usize) -> Self {
-        PercpuCounter::new()
+        PerCpuCounter::new()
     }
 
     #[inline(always)]

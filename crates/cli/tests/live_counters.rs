@@ -3,7 +3,7 @@
 //! The programs are this test itself, whose allocator is Pinfold, in a role that an environment
 //! variable names.
 
-use pinfold::counter::{EventCounter, PercpuCounter};
+use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::segment::{COUNTERS, ShowError, hide, show, show_set};
 use pinfold::vmstat::{VmEvents, VmStat, Zone};
 use serde_json::Value;
@@ -30,7 +30,7 @@ pinfold::vmstat_items! {
 }
 
 static REQUESTS: EventCounter = EventCounter::new();
-static OPEN: PercpuCounter = PercpuCounter::new();
+static OPEN: PerCpuCounter = PerCpuCounter::new();
 static FAULTS: VmEvents<Fault> = VmEvents::new();
 static POOL: VmStat<Pool> = VmStat::new();
 

@@ -4,13 +4,13 @@
 //! service does:
 //!
 //! * an [`EventCounter`] of requests, which only counts up;
-//! * a [`PercpuCounter`] of bytes in use, which also bounds them: a request that would pass the
+//! * a [`PerCpuCounter`] of bytes in use, which also bounds them: a request that would pass the
 //!   limit is refused, whatever the other threads add at the same time;
-//! * a [`PercpuHistogram`] of the time that a request took.
+//! * a [`PerCpuHistogram`] of the time that a request took.
 //!
 //! A shepherd keeps the approximate reads fresh. The threads that count are not interrupted.
 
-use pinfold::counter::{EventCounter, PercpuCounter, PercpuHistogram};
+use pinfold::counter::{EventCounter, PerCpuCounter, PerCpuHistogram};
 use pinfold::shepherd::Shepherd;
 use std::error::Error;
 use std::thread;
@@ -26,8 +26,8 @@ const LIMIT: i64 = 256 << 10;
 
 static SERVED: EventCounter = EventCounter::new();
 static REFUSED: EventCounter = EventCounter::new();
-static BYTES_IN_USE: PercpuCounter = PercpuCounter::new();
-static NANOSECONDS: PercpuHistogram = PercpuHistogram::new();
+static BYTES_IN_USE: PerCpuCounter = PerCpuCounter::new();
+static NANOSECONDS: PerCpuHistogram = PerCpuHistogram::new();
 
 /// Serves one request: builds an answer of `size` bytes and drops it.
 fn serve(size: usize) {

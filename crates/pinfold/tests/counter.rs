@@ -3,13 +3,13 @@
 mod common;
 
 use common::{Random, StopAtEnd, pin};
-use pinfold::counter::{CounterError, EventCounter, PercpuCounter, PercpuHistogram};
+use pinfold::counter::{CounterError, EventCounter, PerCpuCounter, PerCpuHistogram};
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
 fn adds_of_every_size_and_sign_sum_up() {
-    let counter = PercpuCounter::with_batch(10, 8).unwrap();
+    let counter = PerCpuCounter::with_batch(10, 8).unwrap();
     let mut truth = 10i64;
     for n in [
         0,
@@ -36,7 +36,7 @@ fn adds_of_every_size_and_sign_sum_up() {
 
 #[test]
 fn a_read_is_within_its_bound_and_a_fold_makes_it_exact() {
-    let counter = PercpuCounter::with_batch(0, 100).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 100).unwrap();
     assert_eq!((counter.read(), counter.error_bound()), (0, 0));
     for n in 1..=5000i64 {
         counter.inc();
@@ -51,7 +51,7 @@ fn a_read_is_within_its_bound_and_a_fold_makes_it_exact() {
 
 #[test]
 fn the_value_wraps_around_like_wrapping_add() {
-    let counter = PercpuCounter::new();
+    let counter = PerCpuCounter::new();
     counter.set(i64::MAX);
     counter.add(1);
     assert_eq!(counter.sum(), i64::MIN);
@@ -63,7 +63,7 @@ fn the_value_wraps_around_like_wrapping_add() {
 fn the_value_goes_on_when_a_word_wraps_around() {
     // Each add moves a word by 2^40, so that 2^24 adds bring the word back to 0. The value must go
     // on.
-    let counter = PercpuCounter::with_max_drift(0, 1 << 60).unwrap();
+    let counter = PerCpuCounter::with_max_drift(0, 1 << 60).unwrap();
     for _ in 0..(1 << 24) + 5 {
         counter.add(1 << 40);
     }
@@ -76,8 +76,8 @@ fn the_value_goes_on_when_a_word_wraps_around() {
 
 #[test]
 fn large_adds_and_changed_batches_keep_the_bound() {
-    let fixed = PercpuCounter::with_batch(0, 32).unwrap();
-    let default = PercpuCounter::new();
+    let fixed = PerCpuCounter::with_batch(0, 32).unwrap();
+    let default = PerCpuCounter::new();
     for counter in [&fixed, &default] {
         for n in [1, 33, -33, 5000, -5000, i64::MIN, i64::MAX, 1] {
             counter.add(n);
@@ -105,8 +105,8 @@ fn large_adds_and_changed_batches_keep_the_bound() {
 #[test]
 fn an_add_above_an_eighth_of_the_batch_is_read_at_once() {
     for counter in [
-        PercpuCounter::with_batch(0, 800).unwrap(),
-        PercpuCounter::with_batch_of::<800>(0),
+        PerCpuCounter::with_batch(0, 800).unwrap(),
+        PerCpuCounter::with_batch_of::<800>(0),
     ] {
         counter.add(100);
         let kept = counter.read();
@@ -122,7 +122,7 @@ fn an_add_above_an_eighth_of_the_batch_is_read_at_once() {
 
 #[test]
 fn a_batch_for_one_call_folds_what_the_cpu_keeps() {
-    let counter = PercpuCounter::with_batch(0, 1 << 20).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
     (0..10).for_each(|_| counter.add_batch(3, 1000));
     assert_eq!(counter.sum(), 30);
     for sign in [1, -1] {
@@ -154,7 +154,7 @@ fn a_batch_for_one_call_folds_what_the_cpu_keeps() {
 
 #[test]
 fn positive_reads_stop_at_zero() {
-    let counter = PercpuCounter::with_batch(0, 64).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 64).unwrap();
     counter.add(-3);
     assert_eq!((counter.sum_positive(), counter.sum()), (0, -3));
     counter.fold();
@@ -169,15 +169,15 @@ fn positive_reads_stop_at_zero() {
 #[test]
 fn bad_batches_are_refused() {
     let batch = |batch| Err(CounterError::Batch { batch });
-    assert_eq!(PercpuCounter::with_batch(0, 0).map(|_| ()), batch(0));
+    assert_eq!(PerCpuCounter::with_batch(0, 0).map(|_| ()), batch(0));
     assert_eq!(
-        PercpuCounter::with_batch(0, u64::MAX).map(|_| ()),
+        PerCpuCounter::with_batch(0, u64::MAX).map(|_| ()),
         batch(u64::MAX)
     );
-    assert_eq!(PercpuCounter::init_many(&[1], 0).map(|_| ()), batch(0));
-    assert_eq!(PercpuCounter::new().set_batch(0), batch(0));
+    assert_eq!(PerCpuCounter::init_many(&[1], 0).map(|_| ()), batch(0));
+    assert_eq!(PerCpuCounter::new().set_batch(0), batch(0));
     assert_eq!(
-        PercpuCounter::with_max_drift(0, 0).map(|_| ()),
+        PerCpuCounter::with_max_drift(0, 0).map(|_| ()),
         Err(CounterError::Drift)
     );
     let text = CounterError::Batch { batch: 0 }.to_string();
@@ -186,7 +186,7 @@ fn bad_batches_are_refused() {
 
 #[test]
 fn set_and_swap_replace_the_value() {
-    let counter = PercpuCounter::new();
+    let counter = PerCpuCounter::new();
     counter.add(17);
     assert_eq!(counter.swap(5), 17);
     assert_eq!(counter.sum(), 5);
@@ -198,7 +198,7 @@ fn set_and_swap_replace_the_value() {
 
 #[test]
 fn compare_is_exact_near_and_quick_far() {
-    let counter = PercpuCounter::with_batch(0, 1000).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 1000).unwrap();
     (0..10).for_each(|_| counter.inc());
     assert_eq!(counter.compare(9), Greater);
     assert_eq!(counter.compare(10), Equal);
@@ -209,7 +209,7 @@ fn compare_is_exact_near_and_quick_far() {
 
 #[test]
 fn limited_add_stops_at_the_limit_on_both_sides() {
-    let counter = PercpuCounter::with_batch(0, 64).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 64).unwrap();
     (0..50).for_each(|_| counter.inc());
     assert!(counter.limited_add(60, 10));
     assert!(!counter.limited_add(60, 1));
@@ -223,7 +223,7 @@ fn limited_add_stops_at_the_limit_on_both_sides() {
 
 #[test]
 fn adding_nothing_is_always_within_a_limit() {
-    let counter = PercpuCounter::with_batch(0, 8).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 8).unwrap();
     assert!(counter.limited_add(-1, 0), "refused without a block");
     counter.add(6);
     assert!(counter.limited_add(5, 0));
@@ -236,7 +236,7 @@ fn adding_nothing_is_always_within_a_limit() {
 fn limited_adds_follow_a_counter_that_moves_far() {
     const LIMIT: i64 = 100_000;
     for side in [1, -1] {
-        let counter = PercpuCounter::with_batch(0, 4).unwrap();
+        let counter = PerCpuCounter::with_batch(0, 4).unwrap();
         for round in 0..200_000i64 {
             assert!(counter.limited_add(side * LIMIT, side * 3));
             (0..3).for_each(|_| counter.sub(side));
@@ -256,7 +256,7 @@ fn limited_adds_follow_a_counter_that_moves_far() {
 
 #[test]
 fn the_batch_changes_at_run_time() {
-    let counter = PercpuCounter::with_batch(0, 4).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 4).unwrap();
     for (step, batch) in [4u64, 500, 500, 3, 1, 1 << 40, 2].into_iter().enumerate() {
         match counter.set_batch(batch) {
             Ok(()) => assert_eq!(counter.batch(), batch),
@@ -274,7 +274,7 @@ fn the_batch_changes_at_run_time() {
 #[test]
 fn a_widening_batch_stays_within_its_drift() {
     for drift in [1u64, 2, 3, 100, 1 << 20] {
-        let counter = PercpuCounter::with_max_drift(0, drift).unwrap();
+        let counter = PerCpuCounter::with_max_drift(0, drift).unwrap();
         std::thread::scope(|scope| {
             for seed in 0..4 {
                 let counter = &counter;
@@ -292,7 +292,7 @@ fn a_widening_batch_stays_within_its_drift() {
         });
         assert!(counter.sum().abs_diff(counter.read()) <= drift);
     }
-    let counter = PercpuCounter::with_max_drift(0, 1 << 20).unwrap();
+    let counter = PerCpuCounter::with_max_drift(0, 1 << 20).unwrap();
     (0..100_000).for_each(|_| counter.inc());
     assert!(counter.batch() > 1000, "{}", counter.batch());
 }
@@ -300,7 +300,7 @@ fn a_widening_batch_stays_within_its_drift() {
 #[test]
 fn counters_made_together_count_apart() {
     let values: Vec<i64> = (0..10_000).collect();
-    let counters = PercpuCounter::init_many(&values, 16).unwrap();
+    let counters = PerCpuCounter::init_many(&values, 16).unwrap();
     assert_eq!(counters.len(), 10_000);
     for (at, counter) in counters.iter().enumerate() {
         (0..at % 50).for_each(|_| counter.inc());
@@ -309,8 +309,8 @@ fn counters_made_together_count_apart() {
         assert_eq!(counter.sum(), (at + at % 50) as i64);
     }
     drop(counters);
-    assert!(PercpuCounter::init_many(&[], 16).unwrap().is_empty());
-    let again = PercpuCounter::init_many(&values, 16).unwrap();
+    assert!(PerCpuCounter::init_many(&[], 16).unwrap().is_empty());
+    let again = PerCpuCounter::init_many(&values, 16).unwrap();
     assert!(
         again
             .iter()
@@ -323,7 +323,7 @@ fn counters_made_together_count_apart() {
 fn too_many_counters_are_an_error() {
     let values = vec![0; 3 << 20];
     assert_eq!(
-        PercpuCounter::init_many(&values, 1).map(|_| ()),
+        PerCpuCounter::init_many(&values, 1).map(|_| ()),
         Err(CounterError::OutOfMemory)
     );
 }
@@ -349,7 +349,7 @@ fn events_of_all_threads_are_counted() {
 
 #[test]
 fn a_histogram_counts_values_of_every_size() {
-    let histogram = PercpuHistogram::new();
+    let histogram = PerCpuHistogram::new();
     assert_eq!(histogram.snapshot().count(), 0);
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -372,7 +372,7 @@ fn a_histogram_counts_values_of_every_size() {
 /// what was added.
 #[test]
 fn nothing_is_lost_between_folds_swaps_and_batches() {
-    let counter = PercpuCounter::with_batch(0, 128).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 128).unwrap();
     let stop = AtomicBool::new(false);
     let (added, taken) = std::thread::scope(|scope| {
         let _stop = StopAtEnd(&stop);

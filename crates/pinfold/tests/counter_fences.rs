@@ -5,7 +5,7 @@
 mod common;
 
 use common::{cpus, pin};
-use pinfold::counter::{CounterError, PercpuCounter};
+use pinfold::counter::{CounterError, PerCpuCounter};
 
 /// Makes membarrier fail in the calling thread from now on.
 fn forbid_fences() {
@@ -50,7 +50,7 @@ fn forbid_fences() {
 
 /// Lowers the counter's batch. Returns whether that succeeded. It fails exactly if it would need a
 /// fence, and it needs a fence exactly if `set` does.
-fn lowers(counter: &PercpuCounter) -> bool {
+fn lowers(counter: &PerCpuCounter) -> bool {
     let batch = counter.batch();
     match counter.set_batch(batch / 2) {
         Ok(()) => true,
@@ -63,7 +63,7 @@ fn lowers(counter: &PercpuCounter) -> bool {
 
 #[test]
 fn only_adds_of_other_cpus_need_a_fence() {
-    let counters = [(); 3].map(|()| PercpuCounter::with_batch(0, 1 << 20).unwrap());
+    let counters = [(); 3].map(|()| PerCpuCounter::with_batch(0, 1 << 20).unwrap());
     let [own, swapped, moved] = &counters;
     let several = cpus() > 1 && pinfold_rseq::backend() != pinfold_rseq::Backend::Atomic;
     pin(1);
@@ -103,7 +103,7 @@ fn only_adds_of_other_cpus_need_a_fence() {
 /// The process remembers that the kernel refused, so that this cannot be a test of its own.
 fn a_batch_stays_within_each_cpus_share() {
     const DRIFT: u64 = 100_000;
-    let counter = PercpuCounter::with_max_drift(0, DRIFT).unwrap();
+    let counter = PerCpuCounter::with_max_drift(0, DRIFT).unwrap();
     for cpu in 0..cpus().min(2) {
         pin(cpu);
         (0..100_000).for_each(|_| counter.inc());

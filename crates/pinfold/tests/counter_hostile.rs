@@ -4,7 +4,7 @@
 mod common;
 
 use common::{Random, StopAtEnd, pin};
-use pinfold::counter::{EventCounter, PercpuCounter};
+use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::vmstat::{VmStat, Zone};
 #[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
@@ -14,9 +14,9 @@ use std::time::{Duration, Instant};
 
 pinfold::vmstat_items! { enum Item { Here = "here" } }
 
-static COUNTER: PercpuCounter = PercpuCounter::new();
-static SMALL: PercpuCounter = PercpuCounter::with_batch_of::<3>(0);
-static DRIFTING: PercpuCounter = PercpuCounter::with_max_drift_of::<100>(0);
+static COUNTER: PerCpuCounter = PerCpuCounter::new();
+static SMALL: PerCpuCounter = PerCpuCounter::with_batch_of::<3>(0);
+static DRIFTING: PerCpuCounter = PerCpuCounter::with_max_drift_of::<100>(0);
 static EVENTS: EventCounter = EventCounter::new();
 static ITEMS: VmStat<Item> = VmStat::new();
 
@@ -132,7 +132,7 @@ fn handlers_nested_in_increments_lose_nothing() {
 
 /// Returns whether folding makes the counter read as `value`. One fold is enough, unless a thread
 /// of another test holds a lock that the counters share.
-fn folds_to(counter: &PercpuCounter, value: i64) -> bool {
+fn folds_to(counter: &PerCpuCounter, value: i64) -> bool {
     let begin = Instant::now();
     while counter.read() != value && begin.elapsed() < Duration::from_secs(10) {
         counter.fold();
@@ -143,7 +143,7 @@ fn folds_to(counter: &PercpuCounter, value: i64) -> bool {
 /// Lowers the batch. Tries again while the thread that holds a unit on the atomic backend does not
 /// run: on a loaded machine it may stand still for longer than `set_batch` waits.
 #[cfg(target_arch = "x86_64")]
-fn narrow(counter: &PercpuCounter, batch: u64) {
+fn narrow(counter: &PerCpuCounter, batch: u64) {
     let begin = Instant::now();
     while let Err(error) = counter.set_batch(batch) {
         assert_eq!(error, pinfold::counter::CounterError::Fence);
@@ -153,7 +153,7 @@ fn narrow(counter: &PercpuCounter, batch: u64) {
 
 /// The counter that is folded step by step.
 #[cfg(target_arch = "x86_64")]
-static STEPPED: OnceLock<PercpuCounter> = OnceLock::new();
+static STEPPED: OnceLock<PerCpuCounter> = OnceLock::new();
 /// Instructions stepped through so far.
 #[cfg(target_arch = "x86_64")]
 static STEPS: AtomicU64 = AtomicU64::new(0);
@@ -195,7 +195,7 @@ fn a_handler_at_any_instruction_of_a_fold_loses_nothing() {
         action.sa_flags = libc::SA_SIGINFO;
         libc::sigaction(libc::SIGTRAP, &raw const action, std::ptr::null_mut());
     }
-    let counter = STEPPED.get_or_init(|| PercpuCounter::with_max_drift(0, 1 << 40).unwrap());
+    let counter = STEPPED.get_or_init(|| PerCpuCounter::with_max_drift(0, 1 << 40).unwrap());
     let mut truth = 0;
     for strike in 1.. {
         counter.set(0);
@@ -269,7 +269,7 @@ extern "C" fn __register_atfork(
 fn an_add_registers_nothing_for_forks() {
     let before = REGISTRATIONS.load(SeqCst);
     assert!(before >= 1, "nothing was registered at the start");
-    let counter = PercpuCounter::new();
+    let counter = PerCpuCounter::new();
     counter.inc();
     EventCounter::new().inc();
     assert_eq!(counter.sum(), 1);
@@ -281,9 +281,9 @@ fn an_add_registers_nothing_for_forks() {
 #[test]
 fn a_child_finds_counters_consistent() {
     let counters: Vec<_> = [1, 4, 100]
-        .map(|batch| PercpuCounter::with_batch(0, batch).unwrap())
+        .map(|batch| PerCpuCounter::with_batch(0, batch).unwrap())
         .into_iter()
-        .chain([PercpuCounter::with_max_drift(0, 50).unwrap()])
+        .chain([PerCpuCounter::with_max_drift(0, 50).unwrap()])
         .collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -328,7 +328,7 @@ fn a_child_finds_counters_consistent() {
 }
 
 /// Returns whether all operations work on a counter that no other thread uses.
-fn works_alone(counter: &PercpuCounter) -> bool {
+fn works_alone(counter: &PerCpuCounter) -> bool {
     let before = counter.sum();
     let within = |truth: i64| counter.read().abs_diff(truth) <= counter.error_bound();
     let mut fine = within(before) && counter.bounds() == (before, before);
@@ -356,7 +356,7 @@ fn no_memory_means_atomics() {
         };
         // SAFETY: `none` is a readable limit. From here on, the child cannot map memory.
         unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const none) };
-        let counter = PercpuCounter::with_batch(5, 10).unwrap();
+        let counter = PerCpuCounter::with_batch(5, 10).unwrap();
         let events = EventCounter::new();
         for _ in 0..1000 {
             counter.inc();

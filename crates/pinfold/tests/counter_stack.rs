@@ -4,7 +4,7 @@
 mod common;
 
 use common::pin;
-use pinfold::counter::{EventCounter, PercpuCounter, PercpuHistogram};
+use pinfold::counter::{EventCounter, PerCpuCounter, PerCpuHistogram};
 
 /// What the stack is filled with before an operation.
 const PAINT: u64 = 0x5ee5_ace5_5ee5_ace5;
@@ -52,11 +52,11 @@ fn done<T>(result: T) {
 
 #[test]
 fn operations_take_little_stack() {
-    let counter = PercpuCounter::with_batch(0, 64).unwrap();
-    let widening = PercpuCounter::with_max_drift(0, 1000).unwrap();
-    let fresh = PercpuCounter::new();
+    let counter = PerCpuCounter::with_batch(0, 64).unwrap();
+    let widening = PerCpuCounter::with_max_drift(0, 1000).unwrap();
+    let fresh = PerCpuCounter::new();
     let events = EventCounter::new();
-    let histogram = PercpuHistogram::new();
+    let histogram = PerCpuHistogram::new();
     for cpu in [1, 0] {
         pin(cpu);
         (0..100).for_each(|_| counter.inc());

@@ -7,7 +7,7 @@ use common::machine::{
     Off, affinity, housekeeping, listed, move_to, quiet_cpus, switch, to_switch, wait_until,
     wander, while_cpus_come_and_go,
 };
-use pinfold::counter::{EventCounter, PercpuCounter};
+use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::shepherd::{Running, Shepherd};
 use pinfold::slab::KmemCache;
 use pinfold::topology::{CpuSet, Topology};
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn sums_stay_exact_while_cpus_come_and_go() {
     static EVENTS: EventCounter = EventCounter::new();
-    let counter = PercpuCounter::with_batch(0, 64).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 64).unwrap();
     // The adds that have begun, and the adds that have ended. A sum lies between these two.
     let (begun, done) = (AtomicI64::new(0), AtomicI64::new(0));
     let work = |nth, stop: &AtomicBool| {
@@ -61,7 +61,7 @@ fn sums_stay_exact_while_cpus_come_and_go() {
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn counts_of_an_offline_cpu_are_folded() {
-    let counter = PercpuCounter::with_batch(0, 1 << 20).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
     let shepherd = Shepherd::new();
     shepherd.watch(&counter).unwrap();
     let cpu = to_switch()[0];
@@ -193,13 +193,13 @@ fn cpu_of(thread: i32) -> usize {
 /// A shepherd and a counter that it folds, to check that the shepherd works.
 struct Watched {
     running: Running,
-    counter: PercpuCounter,
+    counter: PerCpuCounter,
 }
 
 impl Watched {
     fn new(shepherd: Shepherd) -> Self {
         let running = shepherd.start().unwrap();
-        let counter = PercpuCounter::with_batch(0, 1 << 20).unwrap();
+        let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
         running.watch(&counter).unwrap();
         Watched { running, counter }
     }
@@ -380,7 +380,7 @@ fn folding_an_isolated_cpu_does_not_disturb_it() {
         return;
     };
     move_to(0, &housekeeping());
-    let counter = PercpuCounter::with_batch(0, 1 << 40).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 1 << 40).unwrap();
     // Adds without a pause on the isolated CPU. Returns the disturbances meanwhile, and how often
     // the total had changed.
     let spin = || {

@@ -6,7 +6,7 @@ mod common;
 use common::from_environment;
 use common::machine::{housekeeping, listed, move_to, quiet_cpus, wait_until};
 use common::trace::{Event, Trace, now};
-use pinfold::counter::PercpuCounter;
+use pinfold::counter::PerCpuCounter;
 use pinfold::shepherd::Shepherd;
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;
@@ -21,7 +21,7 @@ const SIZE: usize = 64;
 /// The number of objects that the loop allocates before it begins, and that other CPUs free.
 const GIVEN: usize = 20_000;
 
-static COUNTED: PercpuCounter = PercpuCounter::new();
+static COUNTED: PerCpuCounter = PerCpuCounter::new();
 static PASSES: AtomicU64 = AtomicU64::new(0);
 static STOP: AtomicBool = AtomicBool::new(false);
 /// The loop's thread, once it has begun.
@@ -408,7 +408,7 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn a_shepherd_can_leave_isolated_cpus_alone() {
-    let counter = PercpuCounter::with_batch(0, 1 << 20).unwrap();
+    let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
     let add_on = |cpu, n| {
         move_to(0, &[cpu]);
         counter.add(n);

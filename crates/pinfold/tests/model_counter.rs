@@ -21,7 +21,7 @@ mod counter_units;
 #[path = "model_counter/overstep.rs"]
 mod overstep;
 
-use counter::PercpuCounter;
+use counter::PerCpuCounter;
 use counter_units::{BLOCK, Fault, NOWHERE, explore, move_to, word_at};
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicUsize;
@@ -29,26 +29,26 @@ use loom::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use loom::thread;
 
 /// Returns a counter whose shards are granted on all CPUs.
-fn granted(batch: u64) -> Arc<PercpuCounter> {
-    let counter = PercpuCounter::with_batch(batch);
+fn granted(batch: u64) -> Arc<PerCpuCounter> {
+    let counter = PerCpuCounter::with_batch(batch);
     counter.grant_all();
     counter
 }
 
 /// Starts a thread that makes `adds`, each on a CPU.
-fn spawn(counter: &Arc<PercpuCounter>, adds: &'static [(usize, i64)]) -> thread::JoinHandle<()> {
+fn spawn(counter: &Arc<PerCpuCounter>, adds: &'static [(usize, i64)]) -> thread::JoinHandle<()> {
     let counter = counter.clone();
     thread::spawn(move || adds.iter().for_each(|&(cpu, n)| counter.add_on(cpu, n)))
 }
 
 /// Starts a thread that folds the shards, as the background does.
-fn spawn_fold(counter: &Arc<PercpuCounter>) -> thread::JoinHandle<()> {
+fn spawn_fold(counter: &Arc<PerCpuCounter>) -> thread::JoinHandle<()> {
     let counter = counter.clone();
     thread::spawn(move || counter.fold_in_background())
 }
 
 /// What one of the threads of a model does.
-type Role = fn(&PercpuCounter);
+type Role = fn(&PerCpuCounter);
 
 /// Explores threads with these roles, and `end` after them.
 ///
@@ -64,7 +64,7 @@ fn in_all_orders(batch: u64, begin: Role, roles: [Role; 3], end: Role) {
         [2, 1, 0],
     ] {
         explore(3, 1, Fault::Nothing, move || {
-            let counter = PercpuCounter::with_batch(batch);
+            let counter = PerCpuCounter::with_batch(batch);
             begin(&counter);
             let [first, others @ ..] = order.map(|role| roles[role]);
             let others = others.map(|role| {
@@ -80,7 +80,7 @@ fn in_all_orders(batch: u64, begin: Role, roles: [Role; 3], end: Role) {
 
 /// Reads a value that only grows. The read must be within the drift of a value that the counter had
 /// meanwhile.
-fn read(counter: &PercpuCounter) {
+fn read(counter: &PerCpuCounter) {
     let least = counter.bounds().0;
     let (read, drift) = counter.read_with_bound();
     let most = counter.bounds().1;
@@ -89,14 +89,14 @@ fn read(counter: &PercpuCounter) {
 }
 
 /// Adds 1 on the CPU if the shard has room.
-fn add_with_room(counter: &PercpuCounter) {
+fn add_with_room(counter: &PerCpuCounter) {
     move_to(0);
     counter.of().add(false, 1);
     move_to(NOWHERE);
 }
 
 /// The total and the sum agree, as far as they must, when no thread uses the counter.
-fn is_consistent(counter: &PercpuCounter) {
+fn is_consistent(counter: &PerCpuCounter) {
     let sum = counter.sum_at_once().unwrap();
     assert!(counter.read().abs_diff(sum) <= counter.error_bound());
 }
@@ -120,22 +120,22 @@ fn reads_are_within_the_drift() {
 /// then.
 #[test]
 fn a_fold_raises_the_total_before_the_limit() {
-    let begin = |counter: &PercpuCounter| {
+    let begin = |counter: &PerCpuCounter| {
         counter.grant_all();
         counter.add_on(0, 1);
     };
-    let fold = |counter: &PercpuCounter| counter.fold_in_background();
+    let fold = |counter: &PerCpuCounter| counter.fold_in_background();
     in_all_orders(1, begin, [fold, add_with_room, read], is_consistent);
 }
 
 /// An add without room folds the shard on its own CPU, in the same order.
 #[test]
 fn an_add_that_folds_raises_the_total_before_the_limit() {
-    let begin = |counter: &PercpuCounter| {
+    let begin = |counter: &PerCpuCounter| {
         counter.grant_all();
         counter.add_on(0, 1);
     };
-    let fold = |counter: &PercpuCounter| {
+    let fold = |counter: &PerCpuCounter| {
         move_to(0);
         counter.add_slow(1);
         move_to(NOWHERE);
@@ -147,18 +147,18 @@ fn an_add_that_folds_raises_the_total_before_the_limit() {
 /// count the shard by then.
 #[test]
 fn a_grant_raises_the_drift_before_the_limits() {
-    let grant = |counter: &PercpuCounter| counter.add_on(0, 1);
+    let grant = |counter: &PerCpuCounter| counter.add_on(0, 1);
     in_all_orders(1, |_| (), [grant, add_with_room, read], is_consistent);
 }
 
 /// The batch is raised while another thread adds on the CPU. The drift must be larger by then.
 #[test]
 fn a_raised_batch_raises_the_drift_before_the_limits() {
-    let begin = |counter: &PercpuCounter| {
+    let begin = |counter: &PerCpuCounter| {
         counter.grant_all();
         counter.add_on(0, 1);
     };
-    let raise = |counter: &PercpuCounter| counter.set_batch(2).unwrap();
+    let raise = |counter: &PerCpuCounter| counter.set_batch(2).unwrap();
     in_all_orders(1, begin, [raise, add_with_room, read], is_consistent);
 }
 
@@ -374,7 +374,7 @@ fn two_gates_at_once_leave_nothing_closed() {
 fn add_and_sum(fault: Fault) {
     explore(3, 2, fault, || {
         let counter = granted(2);
-        let add_and_sum = |cpu: usize, counter: &PercpuCounter| {
+        let add_and_sum = |cpu: usize, counter: &PerCpuCounter| {
             counter.add_on(cpu, 1);
             counter.sum_at_once()
         };

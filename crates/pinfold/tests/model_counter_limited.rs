@@ -26,7 +26,7 @@ mod counter;
 #[allow(dead_code, reason = "the model does not use all of the machine")]
 mod counter_units;
 
-use counter::PercpuCounter;
+use counter::PerCpuCounter;
 use counter_units::{BLOCK, Fault, explore, word_at};
 use loom::sync::atomic::Ordering::{AcqRel, Relaxed};
 use loom::thread;
@@ -132,8 +132,8 @@ enum Room {
 /// add has not happened, the value is at the limit. The limited add must fail from then on.
 fn run(fault: Fault, room: Room) {
     explore(3, 1, fault, move || {
-        let counter = PercpuCounter::with_batch(BATCH as u64);
-        let add = move |counter: &PercpuCounter| {
+        let counter = PerCpuCounter::with_batch(BATCH as u64);
+        let add = move |counter: &PerCpuCounter| {
             if let Room::Background = room {
                 counter.fold_in_background();
             }

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Random, cpus, pin};
 use pinfold::arena::node_of;
-use pinfold::counter::PercpuCounter;
+use pinfold::counter::PerCpuCounter;
 use pinfold::slab::KmemCache;
 use pinfold_rseq::{Backend, Index};
 use std::alloc::Layout;
@@ -51,7 +51,7 @@ fn counted_first() {
     if !faked() {
         return;
     }
-    let counter = PercpuCounter::new();
+    let counter = PerCpuCounter::new();
     counter.add(1);
     let backend = pinfold_rseq::backend();
     let asked = std::env::var("PINFOLD_RSEQ").is_ok_and(|value| value == "cid");

@@ -1,7 +1,7 @@
 //! A histogram with bounds that its owner chose. Each bucket has an event counter. A value that
 //! equals a bound counts in the bucket below that bound, as Prometheus requires.
 //!
-//! `PercpuHistogram` has bounds of its own, so that its counts would not fit other bounds exactly.
+//! `PerCpuHistogram` has bounds of its own, so that its counts would not fit other bounds exactly.
 
 use super::FloatSum;
 use pinfold::counter::EventCounter;

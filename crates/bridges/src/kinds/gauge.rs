@@ -17,7 +17,7 @@
 //!    of `set`, and a step after the swap counts on top of the new value. No step is lost.
 
 use super::lock;
-use pinfold::counter::PercpuCounter;
+use pinfold::counter::PerCpuCounter;
 use std::sync::{Mutex, OnceLock};
 
 /// The largest step that goes to `whole`. About 2^31 steps of this size in one direction fit into
@@ -30,7 +30,7 @@ pub struct FloatGauge {
     rest: Mutex<f64>,
     /// Made by the first whole-numbered step, so that a gauge that is only ever set takes no memory
     /// on the CPUs.
-    whole: OnceLock<PercpuCounter>,
+    whole: OnceLock<PerCpuCounter>,
 }
 
 impl FloatGauge {
@@ -48,7 +48,7 @@ impl FloatGauge {
     fn add_slow(&self, step: f64, number: Option<i64>) {
         let mut rest = lock(&self.rest);
         match number {
-            Some(number) => self.whole.get_or_init(PercpuCounter::new).add(number),
+            Some(number) => self.whole.get_or_init(PerCpuCounter::new).add(number),
             None => *rest += step,
         }
     }
@@ -64,7 +64,7 @@ impl FloatGauge {
     /// represented as `f64`.
     pub fn value(&self) -> f64 {
         let rest = lock(&self.rest);
-        *rest + self.whole.get().map_or(0, PercpuCounter::sum) as f64
+        *rest + self.whole.get().map_or(0, PerCpuCounter::sum) as f64
     }
 }
 

@@ -13,7 +13,7 @@ use super::names::{label_name, metric_name};
 use super::series::{Counter, Histogram, Metric};
 use crate::kinds::{Buckets, FloatGauge, FloatSum};
 use ::metrics::{Key, Unit};
-use pinfold::counter::PercpuHistogram;
+use pinfold::counter::PerCpuHistogram;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -103,7 +103,7 @@ fn new_metric(kind: Kind, name: &str, unit: Option<Unit>, settings: &Settings) -
             let histogram = match settings.buckets(name) {
                 Some(bounds) => Histogram::Buckets(Buckets::new(bounds.iter().copied())),
                 None => Histogram::Quantiles {
-                    scaled: Box::new(PercpuHistogram::new()),
+                    scaled: Box::new(PerCpuHistogram::new()),
                     scale: settings.scale(unit),
                     sum: FloatSum::default(),
                     shown: Arc::clone(&settings.quantiles),

@@ -1,7 +1,7 @@
 //! The metric of a series, and the values that are read from it.
 
 use crate::kinds::{Buckets, FloatGauge, FloatSum, lock};
-use pinfold::counter::{EventCounter, PercpuHistogram};
+use pinfold::counter::{EventCounter, PerCpuHistogram};
 use std::sync::{Arc, Mutex};
 
 /// A counter that can also be raised to a count that was made elsewhere.
@@ -44,7 +44,7 @@ impl Counter {
 pub enum Histogram {
     /// Shows quantiles over everything recorded.
     Quantiles {
-        scaled: Box<PercpuHistogram>,
+        scaled: Box<PerCpuHistogram>,
         /// `scaled` records the values times this factor, rounded to whole numbers.
         scale: f64,
         sum: FloatSum,

@@ -4,7 +4,7 @@ use super::interrupts::Interrupts;
 use super::{SubjectName, Totals};
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
-use pinfold::counter::PercpuCounter;
+use pinfold::counter::PerCpuCounter;
 use pinfold::shepherd::{Running, Shepherd};
 use pinfold::topology::CpuSet;
 use pinfold_benchkit::{cpus, cycles};
@@ -15,7 +15,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// The loop's counter. It changes all the time, so that there is always something to fold.
-static COUNTED: PercpuCounter = PercpuCounter::new();
+static COUNTED: PerCpuCounter = PerCpuCounter::new();
 
 /// The histogram that the loop records into: a subject's number, or one of the constants below.
 static RECORD_FOR: AtomicUsize = AtomicUsize::new(NOBODY);

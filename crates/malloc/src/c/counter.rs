@@ -6,7 +6,7 @@
 
 use super::support::{answer, boxed, boxed_or_errno, null_with, unboxed};
 use core::ffi::c_int;
-use pinfold::counter::{Counters, EventCounter, PercpuCounter, PercpuHistogram};
+use pinfold::counter::{Counters, EventCounter, PerCpuCounter, PerCpuHistogram};
 use pinfold::segment;
 
 /// `PINFOLD_BATCH_DEFAULT`: stands for the default batch.
@@ -15,20 +15,20 @@ const BATCH_DEFAULT: u64 = u64::MAX;
 /// Creates a counter at `value` with `batch`, or with the default batch. Returns null with EINVAL
 /// or ENOMEM if it fails.
 #[unsafe(no_mangle)]
-pub extern "C" fn pinfold_counter_create(value: i64, batch: u64) -> *mut PercpuCounter {
+pub extern "C" fn pinfold_counter_create(value: i64, batch: u64) -> *mut PerCpuCounter {
     if batch == BATCH_DEFAULT {
-        let counter = PercpuCounter::new();
+        let counter = PerCpuCounter::new();
         counter.add(value);
         return boxed(counter);
     }
-    boxed_or_errno(PercpuCounter::with_batch(value, batch))
+    boxed_or_errno(PerCpuCounter::with_batch(value, batch))
 }
 
 /// Creates a counter at `value` that widens its batch while its error bound is at most `drift`.
 /// Returns null with EINVAL or ENOMEM if it fails.
 #[unsafe(no_mangle)]
-pub extern "C" fn pinfold_counter_create_max_drift(value: i64, drift: u64) -> *mut PercpuCounter {
-    boxed_or_errno(PercpuCounter::with_max_drift(value, drift))
+pub extern "C" fn pinfold_counter_create_max_drift(value: i64, drift: u64) -> *mut PerCpuCounter {
+    boxed_or_errno(PerCpuCounter::with_max_drift(value, drift))
 }
 
 /// Creates `count` counters at `values`, packed together. Returns null with EINVAL or ENOMEM if it
@@ -48,7 +48,7 @@ pub unsafe extern "C" fn pinfold_counters_create(
         // SAFETY: the caller promises that `values` is readable for `count` numbers.
         _ => unsafe { core::slice::from_raw_parts(values, count) },
     };
-    boxed_or_errno(PercpuCounter::init_many(values, batch))
+    boxed_or_errno(PerCpuCounter::init_many(values, batch))
 }
 
 /// Defines C functions on a counter: documentation, name and arguments, and the Rust expression.
@@ -68,7 +68,7 @@ macro_rules! methods {
     )*};
 }
 
-methods! { PercpuCounter:
+methods! { PerCpuCounter:
     /// Adds `n`.
     pinfold_counter_add(n: i64) = |counter| counter.add(n);
     /// Subtracts `n`.
@@ -113,7 +113,7 @@ methods! { PercpuCounter:
 /// `this` is initialised, and has not been destroyed. `low` and `high` are writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counter_bounds(
-    this: *const PercpuCounter,
+    this: *const PerCpuCounter,
     low: *mut i64,
     high: *mut i64,
 ) {
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn pinfold_counter_bounds(
 /// `this` is null, or a counter of `pinfold_counter_create` or `pinfold_counter_create_max_drift`
 /// that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_counter_destroy(this: *mut PercpuCounter) {
+pub unsafe extern "C" fn pinfold_counter_destroy(this: *mut PerCpuCounter) {
     if segment::hide_at(this.cast_const().cast()) {
         // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and
         // gives it up.
@@ -145,7 +145,7 @@ pub unsafe extern "C" fn pinfold_counter_destroy(this: *mut PercpuCounter) {
 pub unsafe extern "C" fn pinfold_counters_at(
     this: *const Counters,
     nth: usize,
-) -> *const PercpuCounter {
+) -> *const PerCpuCounter {
     // SAFETY: the caller promises counters that have not been destroyed.
     match unsafe { (&*this).get(nth) } {
         Some(counter) => counter,
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn pinfold_counters_destroy(this: *mut Counters) {
     let Some(counters) = (unsafe { this.as_ref() }) else {
         return;
     };
-    let hide = |counter| segment::hide_at(core::ptr::from_ref::<PercpuCounter>(counter).cast());
+    let hide = |counter| segment::hide_at(core::ptr::from_ref::<PerCpuCounter>(counter).cast());
     if counters.iter().all(hide) {
         // SAFETY: the caller promises a value of this API, which came from `boxed`, and gives it
         // up.
@@ -205,11 +205,11 @@ pub unsafe extern "C" fn pinfold_event_destroy(this: *mut EventCounter) {
 
 /// Creates an empty histogram. Returns null with ENOMEM if there is no memory.
 #[unsafe(no_mangle)]
-pub extern "C" fn pinfold_histogram_create() -> *mut PercpuHistogram {
-    boxed(PercpuHistogram::new())
+pub extern "C" fn pinfold_histogram_create() -> *mut PerCpuHistogram {
+    boxed(PerCpuHistogram::new())
 }
 
-methods! { PercpuHistogram:
+methods! { PerCpuHistogram:
     /// Records `value`.
     pinfold_histogram_record(value: u64) = |histogram| histogram.record(value);
     /// Returns how many values were recorded.
@@ -228,7 +228,7 @@ methods! { PercpuHistogram:
 /// `this` is null, or came from `pinfold_histogram_create` and has not been destroyed. It is not
 /// used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_histogram_destroy(this: *mut PercpuHistogram) {
+pub unsafe extern "C" fn pinfold_histogram_destroy(this: *mut PerCpuHistogram) {
     // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
     // it up.
     unsafe { unboxed(this) };
@@ -241,13 +241,13 @@ mod tests {
     /// `PINFOLD_COUNTER_INIT` and `PINFOLD_EVENT_INIT` write these words.
     #[test]
     fn new_counters_have_the_words_of_the_headers_initialisers() {
-        let fresh = PercpuCounter::new();
+        let fresh = PerCpuCounter::new();
         // SAFETY: a counter is sixteen words without padding.
         let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 16]>().read() };
         let mut expected = [0; 16];
         expected[0] = 64;
         assert_eq!(words, expected);
-        let minus_one = PercpuCounter::with_batch(-1, 1).unwrap();
+        let minus_one = PerCpuCounter::with_batch(-1, 1).unwrap();
         // SAFETY: a counter is sixteen words without padding.
         let words = unsafe { core::ptr::from_ref(&minus_one).cast::<[u64; 16]>().read() };
         assert_eq!(words[8], u64::MAX);
@@ -255,8 +255,8 @@ mod tests {
         // SAFETY: an event counter is two words without padding.
         let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 2]>().read() };
         assert_eq!(words, [0, 0]);
-        assert_eq!(size_of::<PercpuCounter>(), 128);
-        assert_eq!(align_of::<PercpuCounter>(), 16);
+        assert_eq!(size_of::<PerCpuCounter>(), 128);
+        assert_eq!(align_of::<PerCpuCounter>(), 16);
         assert_eq!(size_of::<EventCounter>(), 16);
     }
 }

@@ -6,7 +6,7 @@ use super::support::{answer, failed};
 use super::text::str_of;
 use crate::heap;
 use core::ffi::{c_char, c_int};
-use pinfold::counter::{EventCounter, PercpuCounter};
+use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::segment::{self, Counted};
 
 /// Shows `this` under `name`. Returns 0, or −1 with errno.
@@ -34,7 +34,7 @@ unsafe fn show<C: Counted>(this: *const C, name: *const c_char) -> c_int {
 /// `this` is initialised, and stays until it is hidden or destroyed. `name` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counter_show(
-    this: *const PercpuCounter,
+    this: *const PerCpuCounter,
     name: *const c_char,
 ) -> c_int {
     // SAFETY: the caller promises the counter's life and null or a C string.

@@ -3,7 +3,7 @@
 use super::support::{answer, boxed, null_with, unboxed};
 use core::ffi::{c_int, c_uint};
 use core::time::Duration;
-use pinfold::counter::{Counters, PercpuCounter};
+use pinfold::counter::{Counters, PerCpuCounter};
 use pinfold::shepherd::{Running, Shepherd};
 
 const SPARE_ISOLATED: c_uint = 1;
@@ -45,7 +45,7 @@ pub extern "C" fn pinfold_shepherd_create(interval_ms: u64, flags: c_uint) -> *m
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shepherd_watch(
     this: *const CShepherd,
-    counter: *const PercpuCounter,
+    counter: *const PerCpuCounter,
 ) -> c_int {
     // SAFETY: the caller promises a shepherd and a counter that have not been destroyed.
     answer(unsafe { (*this).shepherd.watch(&*counter) })
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn pinfold_shepherd_watch_many(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shepherd_unwatch(
     this: *const CShepherd,
-    counter: *const PercpuCounter,
+    counter: *const PerCpuCounter,
 ) {
     // SAFETY: the caller promises a shepherd and a counter that have not been destroyed.
     unsafe { (*this).shepherd.unwatch(&*counter) };

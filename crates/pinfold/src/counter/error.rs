@@ -5,9 +5,9 @@ use core::fmt;
 /// Why a counter cannot be made, or its batch cannot be changed.
 ///
 /// ```
-/// use pinfold::counter::{CounterError, PercpuCounter};
+/// use pinfold::counter::{CounterError, PerCpuCounter};
 ///
-/// let refused = PercpuCounter::with_batch(0, 0).unwrap_err();
+/// let refused = PerCpuCounter::with_batch(0, 0).unwrap_err();
 /// assert_eq!(refused, CounterError::Batch { batch: 0 });
 /// assert_eq!(refused.to_string(), "a batch of 0: give one from 1 to 2^40");
 /// ```

@@ -8,7 +8,7 @@ use super::primitive::fence;
 use super::reach::Reach;
 use super::shards::{MAX_BATCH, Shards};
 use super::stripe::{self, AllHeld, pause};
-use super::{PercpuCounter, gates, pace};
+use super::{PerCpuCounter, gates, pace};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 
 /// How often a sum tries before it closes a gate.
@@ -25,7 +25,7 @@ pub(crate) fn order_own_adds() {
     fence(SeqCst);
 }
 
-impl PercpuCounter {
+impl PerCpuCounter {
     /// Returns the exact value: the value that the counter had at one moment during the call. The
     /// sum is linearizable.
     ///
@@ -156,9 +156,9 @@ impl PercpuCounter {
     /// does so only if the room is less than the batches of all CPUs together.
     ///
     /// ```
-    /// use pinfold::counter::PercpuCounter;
+    /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let connections = PercpuCounter::new();
+    /// let connections = PerCpuCounter::new();
     /// assert!(connections.limited_add(2, 1) && connections.limited_add(2, 1));
     /// assert!(!connections.limited_add(2, 1));
     /// assert_eq!(connections.sum(), 2);
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn far_from_its_limit_a_limited_add_takes_no_lock() {
-        let counter = PercpuCounter::with_batch(0, 1).unwrap();
+        let counter = PerCpuCounter::with_batch(0, 1).unwrap();
         assert!(!counter.limited_add_far(1 << 20, 1), "no reach yet");
         assert!(counter.limited_add(1 << 20, 1) && counter.limited_add(-1 << 20, -1));
         let shards = counter.shards().unwrap();

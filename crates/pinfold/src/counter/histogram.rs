@@ -17,9 +17,9 @@ const SIZE: usize = 8 + 8 * BUCKETS;
 /// memory only for the pages with buckets that occur.
 ///
 /// ```
-/// use pinfold::counter::PercpuHistogram;
+/// use pinfold::counter::PerCpuHistogram;
 ///
-/// static LATENCY: PercpuHistogram = PercpuHistogram::new();
+/// static LATENCY: PerCpuHistogram = PerCpuHistogram::new();
 /// for microseconds in 1..=1000 {
 ///     LATENCY.record(microseconds);
 /// }
@@ -28,28 +28,28 @@ const SIZE: usize = 8 + 8 * BUCKETS;
 /// assert!((500..=516).contains(&seen.quantile(0.5)));
 /// ```
 #[derive(Debug)]
-pub struct PercpuHistogram {
+pub struct PerCpuHistogram {
     block: LazyBlock,
     unrecorded: AtomicU64,
 }
 
-impl Default for PercpuHistogram {
+impl Default for PerCpuHistogram {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl PercpuHistogram {
+impl PerCpuHistogram {
     /// Returns an empty histogram. A static can hold it.
     ///
     /// ```
-    /// use pinfold::counter::PercpuHistogram;
+    /// use pinfold::counter::PerCpuHistogram;
     ///
-    /// let empty = PercpuHistogram::new().snapshot();
+    /// let empty = PerCpuHistogram::new().snapshot();
     /// assert_eq!((empty.count(), empty.quantile(0.99), empty.max()), (0, 0, 0));
     /// ```
     pub const fn new() -> Self {
-        PercpuHistogram {
+        PerCpuHistogram {
             block: LazyBlock::new(),
             unrecorded: AtomicU64::new(0),
         }
@@ -116,7 +116,7 @@ impl PercpuHistogram {
     }
 }
 
-impl Drop for PercpuHistogram {
+impl Drop for PerCpuHistogram {
     fn drop(&mut self) {
         // SAFETY: `record_slow` allocated the block with this size. `drop` has the only reference,
         // so no thread records in the block any more.

@@ -1,6 +1,6 @@
 //! Thousands of counters in one allocation.
 
-use super::PercpuCounter;
+use super::PerCpuCounter;
 use super::error::CounterError;
 use super::shards::{MAX_BATCH, SIZE, Shards};
 use super::{fork, stripe, watch};
@@ -8,16 +8,16 @@ use crate::{counter_units, sys};
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-/// Holds counters made together by [`PercpuCounter::init_many`]: a slice of [`PercpuCounter`]s.
+/// Holds counters made together by [`PerCpuCounter::init_many`]: a slice of [`PerCpuCounter`]s.
 ///
 /// The handles lie side by side, and so do the words of each CPU. `n` counters take `n` times 128
 /// bytes for the handles and `n` times 32 bytes for the totals. Each CPU that adds takes `n` times
 /// 32 bytes more.
 ///
 /// ```
-/// use pinfold::counter::PercpuCounter;
+/// use pinfold::counter::PerCpuCounter;
 ///
-/// let by_table = PercpuCounter::init_many(&[0; 1000], 32)?;
+/// let by_table = PerCpuCounter::init_many(&[0; 1000], 32)?;
 /// by_table[7].add(5);
 /// assert_eq!(by_table[7].sum(), 5);
 /// assert_eq!(by_table.iter().map(|rows| rows.sum()).sum::<i64>(), 5);
@@ -25,18 +25,18 @@ use core::ptr::NonNull;
 /// ```
 #[derive(Debug)]
 pub struct Counters {
-    handles: NonNull<PercpuCounter>,
+    handles: NonNull<PerCpuCounter>,
     length: usize,
     /// The offset of the first counter's block. The other blocks follow it.
     offset: usize,
 }
 
-// SAFETY: `PercpuCounter` is `Send`, and the mapping that holds the handles belongs to no thread.
+// SAFETY: `PerCpuCounter` is `Send`, and the mapping that holds the handles belongs to no thread.
 unsafe impl Send for Counters {}
-// SAFETY: `&Counters` gives out nothing but `&[PercpuCounter]`, and `PercpuCounter` is `Sync`.
+// SAFETY: `&Counters` gives out nothing but `&[PerCpuCounter]`, and `PerCpuCounter` is `Sync`.
 unsafe impl Sync for Counters {}
 
-impl PercpuCounter {
+impl PerCpuCounter {
     /// Makes one counter for each of `values`, all with the same batch, packed together. Not for
     /// signal handlers: waits while the process forks.
     ///
@@ -48,9 +48,9 @@ impl PercpuCounter {
     /// # Examples
     ///
     /// ```
-    /// use pinfold::counter::PercpuCounter;
+    /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let counters = PercpuCounter::init_many(&[1, 2, 3], 64)?;
+    /// let counters = PerCpuCounter::init_many(&[1, 2, 3], 64)?;
     /// assert_eq!(counters[2].sum(), 3);
     /// # Ok::<(), pinfold::counter::CounterError>(())
     /// ```
@@ -73,14 +73,14 @@ impl PercpuCounter {
         }
         let handles =
             sys::map_memory(handle_bytes(values.len())).ok_or(CounterError::OutOfMemory)?;
-        let handles = handles.cast::<PercpuCounter>();
+        let handles = handles.cast::<PerCpuCounter>();
         let Some(offset) = counter_units::alloc_after_fork(values.len() * SIZE) else {
             // SAFETY: mapped above with this size, and only this thread knows the mapping.
             unsafe { sys::unmap(handles.as_ptr().cast(), handle_bytes(values.len())) };
             return Err(CounterError::OutOfMemory);
         };
         for (at, &value) in values.iter().enumerate() {
-            let counter = PercpuCounter::make(value, batch, 0);
+            let counter = PerCpuCounter::make(value, batch, 0);
             let block = offset + at * SIZE;
             // SAFETY: the blocks were allocated above, and no other thread knows them.
             unsafe { Shards::at(block) }.open(batch);
@@ -98,12 +98,12 @@ impl PercpuCounter {
 
 /// Returns the size of the mapping for `count` handles.
 fn handle_bytes(count: usize) -> usize {
-    (count * size_of::<PercpuCounter>()).next_multiple_of(sys::page_size())
+    (count * size_of::<PerCpuCounter>()).next_multiple_of(sys::page_size())
 }
 
 impl Deref for Counters {
-    type Target = [PercpuCounter];
-    fn deref(&self) -> &[PercpuCounter] {
+    type Target = [PerCpuCounter];
+    fn deref(&self) -> &[PerCpuCounter] {
         // SAFETY: `init_many` wrote `length` handles there. They stay until `drop`, and the borrow
         // of `self` ends before that. Without handles, the length is 0, and a dangling pointer is
         // allowed.

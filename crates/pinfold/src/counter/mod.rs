@@ -4,12 +4,12 @@
 //! counters give each CPU words of its own instead:
 //!
 //! * [`EventCounter`] only counts up. It has one word per CPU.
-//! * [`PercpuCounter`] goes up and down. [`read`](PercpuCounter::read) returns an approximate total
-//!   at once, off by at most [`error_bound`](PercpuCounter::error_bound).
-//!   [`sum`](PercpuCounter::sum) is exact, even while other threads add.
-//! * [`Counters`] holds thousands of [`PercpuCounter`]s, packed together.
+//! * [`PerCpuCounter`] goes up and down. [`read`](PerCpuCounter::read) returns an approximate total
+//!   at once, off by at most [`error_bound`](PerCpuCounter::error_bound).
+//!   [`sum`](PerCpuCounter::sum) is exact, even while other threads add.
+//! * [`Counters`] holds thousands of [`PerCpuCounter`]s, packed together.
 //! * [`SharedCounters`] are counters in a file that several processes map.
-//! * [`PercpuHistogram`] counts how often values of each size occurred.
+//! * [`PerCpuHistogram`] counts how often values of each size occurred.
 //!
 //! An add is one critical section on the CPU's own words. It takes no lock and makes no system
 //! call. With restartable sequences it uses no atomic read-modify-write. Folding these words into
@@ -21,8 +21,8 @@
 //!
 //! # Vocabulary
 //!
-//! * **shard**: the words of one [`PercpuCounter`] on one CPU.
-//! * **total**: words that all CPUs share. [`read`](PercpuCounter::read) loads them.
+//! * **shard**: the words of one [`PerCpuCounter`] on one CPU.
+//! * **total**: words that all CPUs share. [`read`](PerCpuCounter::read) loads them.
 //! * **fold**: adds to the total what a shard has counted since its last fold.
 //! * **batch**: how much a shard may count before it is folded.
 //! * **base**: one atomic word that all CPUs share. It counts the adds that use no shard.
@@ -30,10 +30,10 @@
 //! `docs/error-bound.md` in the repository proves the bounds. `shards.rs` states the protocol.
 //!
 //! ```
-//! use pinfold::counter::{EventCounter, PercpuCounter};
+//! use pinfold::counter::{EventCounter, PerCpuCounter};
 //!
 //! static REQUESTS: EventCounter = EventCounter::new();
-//! static OPEN: PercpuCounter = PercpuCounter::new();
+//! static OPEN: PerCpuCounter = PerCpuCounter::new();
 //!
 //! REQUESTS.inc();
 //! OPEN.add(3);
@@ -68,10 +68,10 @@ pub use error::CounterError;
 pub use event::EventCounter;
 pub(crate) use exact::order_own_adds;
 pub(crate) use fork::{outlast as outlast_fork, register as register_fork};
-pub use histogram::PercpuHistogram;
+pub use histogram::PerCpuHistogram;
 pub use in_shared::{SharedCounters, SharedError};
 pub use many::Counters;
-pub use percpu_counter::PercpuCounter;
+pub use percpu_counter::PerCpuCounter;
 pub(crate) use room::Making;
 pub use snapshot::Snapshot;
 pub(crate) use watch::{fold_watched, watch_block};

@@ -10,7 +10,7 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// Stands for the default batch until the number of CPUs is known.
 const DEFAULT: u64 = 0;
-/// The bit of [`PercpuCounter::rule`] that says that the other bits are the maximum drift, not a
+/// The bit of [`PerCpuCounter::rule`] that says that the other bits are the maximum drift, not a
 /// batch.
 const WIDENS: u64 = 1 << 63;
 /// The least default batch. The kernel's is 32. Measured with two CPUs that add at once: a fold
@@ -50,9 +50,9 @@ const ADDS_IN_FOLD: u64 = 8;
 /// value's distance from both -2^63 and 2^63 is at least 2^41 times the number of CPUs.
 ///
 /// ```
-/// use pinfold::counter::PercpuCounter;
+/// use pinfold::counter::PerCpuCounter;
 ///
-/// let bytes = PercpuCounter::with_batch(1000, 64)?;
+/// let bytes = PerCpuCounter::with_batch(1000, 64)?;
 /// std::thread::scope(|scope| {
 ///     for _ in 0..4 {
 ///         scope.spawn(|| (0..1000).for_each(|_| bytes.add(3)));
@@ -64,7 +64,7 @@ const ADDS_IN_FOLD: u64 = 8;
 #[derive(Debug)]
 // The C header initialises statics with this layout.
 #[repr(C)]
-pub struct PercpuCounter {
+pub struct PerCpuCounter {
     /// Until the counter has a block, adds find the closed block, where they fail.
     block: LazyBlock<CLOSED>,
     /// The first batch. With the bit [`WIDENS`], instead the maximum drift up to which the batch
@@ -86,8 +86,8 @@ pub struct PercpuCounter {
 
 // A handle need not begin at a cache line. Even so, the words that adds read lie a line apart from
 // those that they write, in arrays too.
-const _: () = assert!(size_of::<PercpuCounter>() == 128 && align_of::<PercpuCounter>() == 16);
-const _: () = assert!(core::mem::offset_of!(PercpuCounter, base) == 64);
+const _: () = assert!(size_of::<PerCpuCounter>() == 128 && align_of::<PerCpuCounter>() == 16);
+const _: () = assert!(core::mem::offset_of!(PerCpuCounter, base) == 64);
 
 /// Returns the largest add that a CPU keeps to itself, with a fixed `batch`: an eighth of it, and
 /// at least 1.
@@ -101,20 +101,20 @@ const fn largest_kept(batch: u64) -> u64 {
     }
 }
 
-impl Default for PercpuCounter {
+impl Default for PerCpuCounter {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl PercpuCounter {
+impl PerCpuCounter {
     /// Returns a counter at 0 with the default batch: 1024, or twice the number of CPUs if that is
     /// more. A static can hold it.
     ///
     /// ```
-    /// use pinfold::counter::PercpuCounter;
+    /// use pinfold::counter::PerCpuCounter;
     ///
-    /// static OPEN: PercpuCounter = PercpuCounter::new();
+    /// static OPEN: PerCpuCounter = PerCpuCounter::new();
     /// OPEN.inc();
     /// assert_eq!(OPEN.sum(), 1);
     /// ```
@@ -125,7 +125,7 @@ impl PercpuCounter {
     /// Returns a counter that starts at `value`. Its batch is fixed if `max_drift` is 0, and
     /// otherwise widens.
     pub(crate) const fn make(value: i64, batch: u64, max_drift: u64) -> Self {
-        PercpuCounter {
+        PerCpuCounter {
             block: LazyBlock::new(),
             rule: match max_drift {
                 0 => batch,
@@ -163,9 +163,9 @@ impl PercpuCounter {
     /// # Examples
     ///
     /// ```
-    /// use pinfold::counter::PercpuCounter;
+    /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let bytes = PercpuCounter::with_batch(100, 4096)?;
+    /// let bytes = PerCpuCounter::with_batch(100, 4096)?;
     /// bytes.add(28);
     /// assert_eq!((bytes.sum(), bytes.batch()), (128, 4096));
     /// # Ok::<(), pinfold::counter::CounterError>(())
@@ -181,9 +181,9 @@ impl PercpuCounter {
     /// range does not compile.
     ///
     /// ```
-    /// use pinfold::counter::PercpuCounter;
+    /// use pinfold::counter::PerCpuCounter;
     ///
-    /// static BYTES: PercpuCounter = PercpuCounter::with_batch_of::<4096>(0);
+    /// static BYTES: PerCpuCounter = PerCpuCounter::with_batch_of::<4096>(0);
     /// BYTES.add(100);
     /// assert_eq!(BYTES.batch(), 4096);
     /// ```
@@ -196,9 +196,9 @@ impl PercpuCounter {
     /// 0 does not compile.
     ///
     /// ```
-    /// use pinfold::counter::PercpuCounter;
+    /// use pinfold::counter::PerCpuCounter;
     ///
-    /// static BYTES: PercpuCounter = PercpuCounter::with_max_drift_of::<1_000_000>(0);
+    /// static BYTES: PerCpuCounter = PerCpuCounter::with_max_drift_of::<1_000_000>(0);
     /// BYTES.add(100);
     /// assert!(BYTES.error_bound() <= 1_000_000);
     /// ```
@@ -223,9 +223,9 @@ impl PercpuCounter {
     /// # Examples
     ///
     /// ```
-    /// use pinfold::counter::PercpuCounter;
+    /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let bytes = PercpuCounter::with_max_drift(0, 10_000)?;
+    /// let bytes = PerCpuCounter::with_max_drift(0, 10_000)?;
     /// (0..1000).for_each(|_| bytes.add(3));
     /// assert!(bytes.read().abs_diff(3000) <= 10_000);
     /// # Ok::<(), pinfold::counter::CounterError>(())
@@ -274,9 +274,9 @@ impl PercpuCounter {
     /// goes to the base, by one atomic add. A fold costs one more.
     ///
     /// ```
-    /// use pinfold::counter::PercpuCounter;
+    /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let bytes = PercpuCounter::with_batch(0, 4096)?;
+    /// let bytes = PerCpuCounter::with_batch(0, 4096)?;
     /// bytes.add_batch(100, 1000); // may stay on this CPU
     /// bytes.add_batch(5000, 1000); // goes to the base at once
     /// assert_eq!(bytes.sum(), 5100);
@@ -383,7 +383,7 @@ impl PercpuCounter {
     }
 }
 
-impl Drop for PercpuCounter {
+impl Drop for PerCpuCounter {
     fn drop(&mut self) {
         if let Some(shards) = self.shards() {
             // A thread that folds this counter in the background looks at the counter's bit with a

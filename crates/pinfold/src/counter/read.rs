@@ -1,12 +1,12 @@
 //! The reads that wait for no thread: the approximate value, its bound, and folding.
 
-use super::PercpuCounter;
+use super::PerCpuCounter;
 use super::exact::order_own_adds;
 use super::shards::{Moved, Shards};
 use core::cmp::Ordering;
 use core::sync::atomic::Ordering::Acquire;
 
-impl PercpuCounter {
+impl PerCpuCounter {
     /// Returns the approximate value: at one moment during the call, it was at most
     /// [`error_bound`](Self::error_bound) off.
     ///
@@ -24,9 +24,9 @@ impl PercpuCounter {
     /// may be. The result is off by at most [`error_bound`](Self::error_bound) too.
     ///
     /// ```
-    /// use pinfold::counter::PercpuCounter;
+    /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let counter = PercpuCounter::with_batch(-5, 16)?;
+    /// let counter = PerCpuCounter::with_batch(-5, 16)?;
     /// assert_eq!((counter.read(), counter.read_positive()), (-5, 0));
     /// # Ok::<(), pinfold::counter::CounterError>(())
     /// ```
@@ -39,9 +39,9 @@ impl PercpuCounter {
     /// percpu_counter_sum_positive.
     ///
     /// ```
-    /// use pinfold::counter::PercpuCounter;
+    /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let counter = PercpuCounter::new();
+    /// let counter = PerCpuCounter::new();
     /// counter.add(-5);
     /// assert_eq!((counter.sum(), counter.sum_positive()), (-5, 0));
     /// # Ok::<(), pinfold::counter::CounterError>(())
@@ -55,9 +55,9 @@ impl PercpuCounter {
     /// [`set_batch`](Self::set_batch) changes the bound. Costs as much as [`read`](Self::read).
     ///
     /// ```
-    /// use pinfold::counter::PercpuCounter;
+    /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let counter = PercpuCounter::with_batch(0, 16)?;
+    /// let counter = PerCpuCounter::with_batch(0, 16)?;
     /// counter.add(5);
     /// let (value, bound) = counter.read_with_bound();
     /// assert!(value.abs_diff(5) <= bound);

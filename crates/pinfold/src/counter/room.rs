@@ -27,7 +27,7 @@
 //! moves both marks by that half. This gives `up` room for half a batch more, and touches no total.
 //! A fold from afar cancels in the same way, so the totals it leaves are exact.
 
-use super::PercpuCounter;
+use super::PerCpuCounter;
 use super::gate::is_own;
 use super::shards::{DOWN, FOLDED_DOWN, FOLDED_UP, MAX_BATCH, PARK, Shards, UP};
 use super::stripe::{self, Held};
@@ -150,7 +150,7 @@ impl Shards {
     }
 }
 
-impl PercpuCounter {
+impl PerCpuCounter {
     #[cold]
     #[inline(never)]
     pub(crate) fn add_slow(&self, n: i64) {

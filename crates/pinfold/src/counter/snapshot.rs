@@ -26,13 +26,13 @@ fn range_of(bucket: usize) -> (u64, u64) {
     (least, least + ((1 << shift) - 1))
 }
 
-/// The counts of a [`PercpuHistogram`](super::PercpuHistogram), taken by
-/// [`snapshot`](super::PercpuHistogram::snapshot).
+/// The counts of a [`PerCpuHistogram`](super::PerCpuHistogram), taken by
+/// [`snapshot`](super::PerCpuHistogram::snapshot).
 ///
 /// ```
-/// use pinfold::counter::PercpuHistogram;
+/// use pinfold::counter::PerCpuHistogram;
 ///
-/// let sizes = PercpuHistogram::new();
+/// let sizes = PerCpuHistogram::new();
 /// sizes.record(3);
 /// let before = sizes.snapshot();
 /// sizes.record(1000);

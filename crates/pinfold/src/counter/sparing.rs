@@ -2,10 +2,10 @@
 
 use super::gate::is_own;
 use super::shards::Shards;
-use super::{CounterError, PercpuCounter};
+use super::{CounterError, PerCpuCounter};
 use pinfold_rseq::{Backend, Index, backend, fence_index};
 
-impl PercpuCounter {
+impl PerCpuCounter {
     /// Sets the batch as [`set_batch`](Self::set_batch) does, but interrupts no CPU that `spared`
     /// accepts. Not for signal handlers.
     ///

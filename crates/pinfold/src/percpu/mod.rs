@@ -356,7 +356,7 @@ macro_rules! integer_operations {
         ///
         /// Costs as much as [`for_each_cpu`](Self::for_each_cpu). While CPUs add, the sum is
         /// between those at the start and at the end only if all adds have the same sign. For a sum
-        /// that is exact meanwhile, use [`PercpuCounter`](crate::counter::PercpuCounter).
+        /// that is exact meanwhile, use [`PerCpuCounter`](crate::counter::PerCpuCounter).
         pub fn sum(&self) -> T {
             T::from_bits(self.fold(0, |sum: u64, value| sum.wrapping_add(value.to_bits())))
         }

@@ -9,7 +9,7 @@
 
 use super::Segment;
 use super::{COUNTERS, CounterRow, Parts, current, files, part};
-use crate::counter::{EventCounter, PercpuCounter, outlast_fork};
+use crate::counter::{EventCounter, PerCpuCounter, outlast_fork};
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::{Guard, Lock};
 use crate::shepherd::{self, Reach};
@@ -45,14 +45,14 @@ mod sealed {
 }
 use sealed::Read;
 
-/// A counter that [`show`] takes: [`EventCounter`] or [`PercpuCounter`].
+/// A counter that [`show`] takes: [`EventCounter`] or [`PerCpuCounter`].
 ///
 /// # Examples
 ///
 /// ```
 /// fn is_counted<C: pinfold::segment::Counted>(_: &C) {}
 ///
-/// is_counted(&pinfold::counter::PercpuCounter::new());
+/// is_counted(&pinfold::counter::PerCpuCounter::new());
 /// ```
 pub trait Counted: Read {}
 
@@ -82,13 +82,13 @@ impl Read for EventCounter {
 }
 impl Counted for EventCounter {}
 
-impl Read for PercpuCounter {
+impl Read for PerCpuCounter {
     const KIND: Kind = Kind::Level;
     fn read(&self, _: usize) -> u64 {
         between(self.bounds()) as u64
     }
 }
-impl Counted for PercpuCounter {}
+impl Counted for PerCpuCounter {}
 
 impl<I: Item> Read for VmEvents<I> {
     const KIND: Kind = Kind::Events;
@@ -209,7 +209,7 @@ fn table() -> Option<Guard<'static, Table>> {
 /// After a fork, the child goes on showing the counter.
 ///
 /// Costs a walk over the table of [`COUNTERS`] entries, under a lock. A tick reads one word, or
-/// four for a [`PercpuCounter`], for each counter and CPU.
+/// four for a [`PerCpuCounter`], for each counter and CPU.
 ///
 /// # Errors
 ///

@@ -21,10 +21,10 @@
 //!
 //! ```
 //! use core::time::Duration;
-//! use pinfold::counter::PercpuCounter;
+//! use pinfold::counter::PerCpuCounter;
 //! use pinfold::shepherd::Shepherd;
 //!
-//! static OPEN: PercpuCounter = PercpuCounter::new();
+//! static OPEN: PerCpuCounter = PerCpuCounter::new();
 //!
 //! let shepherd = Shepherd::new().interval(Duration::from_millis(10));
 //! shepherd.watch(&OPEN)?;
@@ -54,7 +54,7 @@ pub use bell::sleep_on;
 pub use spawn::{Signals, is_entry};
 pub use thread::{Running, policy};
 
-use crate::counter::{Counters, PercpuCounter, fold_watched, watch_block};
+use crate::counter::{Counters, PerCpuCounter, fold_watched, watch_block};
 use crate::fork::{self, Hooks, Rank};
 use crate::sys;
 use crate::topology::{CpuSet, facts};
@@ -121,17 +121,17 @@ impl fmt::Display for ShepherdError {
 
 impl core::error::Error for ShepherdError {}
 
-/// Marks the types that a shepherd can watch: [`PercpuCounter`], [`Counters`] and
+/// Marks the types that a shepherd can watch: [`PerCpuCounter`], [`Counters`] and
 /// [`VmStat`](crate::vmstat::VmStat).
 ///
 /// ```
-/// use pinfold::counter::PercpuCounter;
+/// use pinfold::counter::PerCpuCounter;
 /// use pinfold::shepherd::{Shepherd, ShepherdError, Watch};
 ///
 /// fn watch_all(counters: &[impl Watch]) -> Result<(), ShepherdError> {
 ///     counters.iter().try_for_each(|counter| Shepherd::new().watch(counter))
 /// }
-/// watch_all(&[PercpuCounter::new(), PercpuCounter::new()])?;
+/// watch_all(&[PerCpuCounter::new(), PerCpuCounter::new()])?;
 /// # Ok::<(), ShepherdError>(())
 /// ```
 pub trait Watch: sealed::Watch {}
@@ -146,7 +146,7 @@ pub(crate) mod sealed {
     }
 }
 
-impl sealed::Watch for PercpuCounter {
+impl sealed::Watch for PerCpuCounter {
     fn set_watched(&self, watched: bool) -> bool {
         self.shards_or_alloc().is_some_and(|shards| {
             watch_block(shards.offset(), crate::counter::shards::SIZE, watched)
@@ -163,10 +163,10 @@ impl sealed::Watch for Counters {
 /// Describes how a shepherd works, and [ticks](Self::tick) for programs that have their own loops.
 ///
 /// ```
-/// use pinfold::counter::PercpuCounter;
+/// use pinfold::counter::PerCpuCounter;
 /// use pinfold::shepherd::Shepherd;
 ///
-/// let bytes = PercpuCounter::new();
+/// let bytes = PerCpuCounter::new();
 /// let shepherd = Shepherd::new();
 /// shepherd.watch(&bytes)?;
 /// bytes.add(5);
@@ -234,7 +234,7 @@ impl Shepherd {
     /// Leaves out the counts of CPUs that are isolated (`isolcpus=`, cpuset partitions) or without
     /// a periodic tick (`nohz_full=`). The shepherd then neither reads nor writes the cache lines
     /// of these CPUs. Their counts reach the total when their own adds fold them, or when the
-    /// program calls [`PercpuCounter::fold`]. A [`sum`](PercpuCounter::sum) is exact in any case.
+    /// program calls [`PerCpuCounter::fold`]. A [`sum`](PerCpuCounter::sum) is exact in any case.
     ///
     /// Without this setting, a fold of such a CPU's counter costs the CPU a cache miss at its next
     /// add to the counter.

@@ -45,11 +45,11 @@ struct Shared {
 /// A shepherd with a thread of its own. The thread stops when this value is dropped.
 ///
 /// ```
-/// use pinfold::counter::PercpuCounter;
+/// use pinfold::counter::PerCpuCounter;
 /// use pinfold::shepherd::Shepherd;
 ///
 /// let running = Shepherd::new().start()?;
-/// let bytes = PercpuCounter::new();
+/// let bytes = PerCpuCounter::new();
 /// running.watch(&bytes)?;
 /// bytes.add(5);
 /// running.tick();

@@ -1,7 +1,7 @@
 //! Comparisons that take the exact sum only where the cheap read cannot decide.
 
 use super::{Item, VmStat, Zone};
-use crate::counter::PercpuCounter;
+use crate::counter::PerCpuCounter;
 use core::cmp::Ordering;
 
 impl<I: Item> VmStat<I> {
@@ -64,7 +64,7 @@ impl<I: Item> VmStat<I> {
     }
 }
 
-fn compare(counter: &PercpuCounter, with: i64) -> Ordering {
+fn compare(counter: &PerCpuCounter, with: i64) -> Ordering {
     decide(counter.read_with_bound(), with, || counter.sum())
 }
 

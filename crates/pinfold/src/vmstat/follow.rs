@@ -12,7 +12,7 @@
 //! interrupted: if it has counted an item, that item's threshold stays where it was.
 
 use super::threshold::{FIXED, with_normal};
-use crate::counter::{PercpuCounter, outlast_fork, register_fork};
+use crate::counter::{PerCpuCounter, outlast_fork, register_fork};
 use crate::fork::{self, Hooks, Rank};
 use crate::lock::{Guard, Lock};
 use crate::shepherd::{self, Reach};
@@ -38,7 +38,7 @@ pub(super) struct Table {
     next: AtomicPtr<Table>,
 }
 
-const _: () = assert!(align_of::<PercpuCounter>() <= align_of::<Table>());
+const _: () = assert!(align_of::<PerCpuCounter>() <= align_of::<Table>());
 
 impl Table {
     pub(super) fn new(cpus: usize, counters: usize, each: usize) -> Table {
@@ -60,7 +60,7 @@ impl Table {
     unsafe fn choose_for(table: *const Table, cpus: usize) {
         // SAFETY: the caller's promise that `table` is a table with its counters.
         let (head, counters) = unsafe {
-            let first = table.add(1).cast::<PercpuCounter>();
+            let first = table.add(1).cast::<PerCpuCounter>();
             (
                 &*table,
                 core::slice::from_raw_parts(first, (*table).counters),

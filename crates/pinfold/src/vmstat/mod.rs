@@ -37,7 +37,7 @@ pub use events::VmEvents;
 pub use threshold::{MAX_THRESHOLD, normal_threshold, pressure_threshold};
 
 use crate::counter::shards::{SIZE, Shards};
-use crate::counter::{Making, PercpuCounter};
+use crate::counter::{Making, PerCpuCounter};
 use crate::counter_units::LazyBlock;
 use crate::topology::NodeId;
 use crate::{mempolicy, nodes};
@@ -206,7 +206,7 @@ pub struct VmStat<I: Item> {
     zones: AtomicUsize,
     /// The counters, in the order of the blocks; null until they are made. A [`follow::Table`] is
     /// in front of them.
-    counters: AtomicPtr<PercpuCounter>,
+    counters: AtomicPtr<PerCpuCounter>,
     /// The row of blocks that the counters are being given.
     claimed: LazyBlock,
     /// Adds that were not counted.
@@ -302,7 +302,7 @@ impl<I: Item> VmStat<I> {
     }
 
     /// Returns the counter of an item in a zone, or `None` if the zone does not exist.
-    fn one_of(counters: &[PercpuCounter], zone: usize, item: usize) -> Option<&PercpuCounter> {
+    fn one_of(counters: &[PerCpuCounter], zone: usize, item: usize) -> Option<&PerCpuCounter> {
         let zones = counters.len().checked_div(I::NAMES.len()).unwrap_or(0);
         // The zone exists, so the index does not overflow.
         let exists = zone < zones && item < I::NAMES.len();
@@ -310,13 +310,13 @@ impl<I: Item> VmStat<I> {
     }
 
     /// Returns the counters of an item, one for each zone.
-    fn of(&self, item: I) -> impl Iterator<Item = &PercpuCounter> {
+    fn of(&self, item: I) -> impl Iterator<Item = &PerCpuCounter> {
         self.of_nth(item.index())
     }
 
     /// Returns the counters of item number `nth`, one for each zone, or none if the item has no
     /// name.
-    pub(crate) fn of_nth(&self, nth: usize) -> impl Iterator<Item = &PercpuCounter> {
+    pub(crate) fn of_nth(&self, nth: usize) -> impl Iterator<Item = &PerCpuCounter> {
         let names = I::NAMES.len();
         let known = if nth < names { self.counters() } else { &[] };
         known.iter().skip(nth).step_by(names.max(1))
@@ -333,12 +333,12 @@ impl<I: Item> VmStat<I> {
     /// Returns an item's approximate total in one zone, off by at most the zone's threshold for
     /// each CPU that counts.
     pub fn read_zone(&self, zone: Zone, item: I) -> i64 {
-        self.in_zone(zone, item).map_or(0, PercpuCounter::read)
+        self.in_zone(zone, item).map_or(0, PerCpuCounter::read)
     }
 
     /// Returns how far [`read`](Self::read) may be off now.
     pub fn error_bound(&self, item: I) -> u64 {
-        self.of(item).map(PercpuCounter::error_bound).sum()
+        self.of(item).map(PerCpuCounter::error_bound).sum()
     }
 
     /// Returns an item's exact total over all zones: each zone's part was its value at one moment
@@ -354,11 +354,11 @@ impl<I: Item> VmStat<I> {
     /// Returns an item's exact total in one zone: its value at one moment during the call.
     /// Interrupts no CPU.
     pub fn snapshot_zone(&self, zone: Zone, item: I) -> i64 {
-        self.in_zone(zone, item).map_or(0, PercpuCounter::sum)
+        self.in_zone(zone, item).map_or(0, PerCpuCounter::sum)
     }
 
     /// Returns the counter of an item in a zone, if both exist yet.
-    fn in_zone(&self, zone: Zone, item: I) -> Option<&PercpuCounter> {
+    fn in_zone(&self, zone: Zone, item: I) -> Option<&PerCpuCounter> {
         Self::one_of(self.counters(), zone.0, item.index())
     }
 
@@ -379,7 +379,7 @@ impl<I: Item> VmStat<I> {
     /// Folds what every CPU has counted into the totals. Returns how many shards had moved. Runs in
     /// the calling thread alone.
     pub fn fold(&self) -> usize {
-        self.counters().iter().map(PercpuCounter::fold).sum()
+        self.counters().iter().map(PerCpuCounter::fold).sum()
     }
 
     /// Makes the counters now, instead of when something is counted first. Returns false without

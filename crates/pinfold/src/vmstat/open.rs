@@ -16,7 +16,7 @@ use super::ZONES_A_NODE;
 use super::follow::{self, Table};
 use super::{Item, VmStat, normal_threshold};
 use crate::counter::shards::{SIZE, Shards};
-use crate::counter::{CounterError, PercpuCounter, register_fork, watch_block};
+use crate::counter::{CounterError, PerCpuCounter, register_fork, watch_block};
 use crate::topology::{NodeId, facts};
 use crate::{mempolicy, nodes, shepherd, sys};
 use core::ptr::null_mut;
@@ -25,7 +25,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 impl<I: Item> VmStat<I> {
     /// Returns all counters. Makes them if necessary, and gives them their blocks if there is
     /// memory for blocks. Returns `None` without memory for the counters.
-    pub(super) fn open(&self) -> Option<&[PercpuCounter]> {
+    pub(super) fn open(&self) -> Option<&[PerCpuCounter]> {
         if self.counters().is_empty() {
             self.make_counters()?;
         }
@@ -52,14 +52,14 @@ impl<I: Item> VmStat<I> {
         // thread knows it yet.
         let table = unsafe {
             head.write(Table::new(cpus, nodes * each, each));
-            head.add(1).cast::<PercpuCounter>()
+            head.add(1).cast::<PerCpuCounter>()
         };
         for node in 0..nodes {
             let threshold = normal_threshold(cpus, memory_of(node));
             for at in node * each..(node + 1) * each {
                 // SAFETY: the mapping has room for `nodes * each` counters, and no other thread
                 // knows it yet.
-                unsafe { table.add(at).write(PercpuCounter::make(0, threshold, 0)) };
+                unsafe { table.add(at).write(PerCpuCounter::make(0, threshold, 0)) };
             }
         }
         // Every thread stores the same number.
@@ -82,7 +82,7 @@ impl<I: Item> VmStat<I> {
 
     /// Returns the size of the mapping that holds a [`Table`] and this many counters.
     fn bytes(counters: usize) -> usize {
-        let bytes = size_of::<Table>() + counters * size_of::<PercpuCounter>();
+        let bytes = size_of::<Table>() + counters * size_of::<PerCpuCounter>();
         bytes.next_multiple_of(sys::page_size())
     }
 
@@ -124,7 +124,7 @@ impl<I: Item> VmStat<I> {
     /// Returns the offset of the row of blocks. The first call allocates the row. Returns `None` if
     /// there is no memory, if another thread forks, or if the caller is a handler that interrupted
     /// an allocation.
-    pub(super) fn claim(&self, counters: &[PercpuCounter]) -> Option<usize> {
+    pub(super) fn claim(&self, counters: &[PerCpuCounter]) -> Option<usize> {
         let prepare = |row| {
             for (at, counter) in counters.iter().enumerate() {
                 // SAFETY: the row was just allocated with one block for each counter, and no other
@@ -138,7 +138,7 @@ impl<I: Item> VmStat<I> {
     }
 
     /// Returns all counters, each with its block.
-    pub(super) fn open_all(&self) -> Result<&[PercpuCounter], CounterError> {
+    pub(super) fn open_all(&self) -> Result<&[PerCpuCounter], CounterError> {
         let counters = self.open().ok_or(CounterError::OutOfMemory)?;
         // Acquire pairs with the release in `settle`: a thread that sees the offset also sees each
         // counter with its block.
@@ -149,7 +149,7 @@ impl<I: Item> VmStat<I> {
     }
 
     /// Returns the counters that exist, zone by zone.
-    pub(super) fn counters(&self) -> &[PercpuCounter] {
+    pub(super) fn counters(&self) -> &[PerCpuCounter] {
         // Acquire pairs with the release in `make_counters`: a thread that sees the address also
         // sees the counters and `zones`.
         let table = self.counters.load(Acquire);

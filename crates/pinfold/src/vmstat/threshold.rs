@@ -8,7 +8,7 @@
 use super::follow::{self, Table};
 use super::open::memory_of;
 use super::{Item, VmStat, Zone};
-use crate::counter::{CounterError, PercpuCounter};
+use crate::counter::{CounterError, PerCpuCounter};
 use crate::topology::facts;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -24,7 +24,7 @@ impl<I: Item> VmStat<I> {
     /// does not exist.
     pub fn threshold(&self, zone: Zone) -> u64 {
         let counters = self.open().unwrap_or_default();
-        Self::one_of(counters, zone.0, 0).map_or(0, PercpuCounter::batch)
+        Self::one_of(counters, zone.0, 0).map_or(0, PerCpuCounter::batch)
     }
 
     /// Sets the threshold of every zone and item. It stays until the program sets another one.
@@ -37,7 +37,7 @@ impl<I: Item> VmStat<I> {
     ///
     /// # Errors
     ///
-    /// Returns the errors of [`PercpuCounter::set_batch`]. The thresholds that were set
+    /// Returns the errors of [`PerCpuCounter::set_batch`]. The thresholds that were set
     /// before the error stay set.
     pub fn set_threshold(&self, threshold: u64) -> Result<(), CounterError> {
         let mut counters = self.open_all()?.iter();
@@ -139,10 +139,10 @@ impl<I: Item> VmStat<I> {
 
 /// Returns each counter with its zone's normal threshold. A node has `each` of the counters.
 pub(super) fn with_normal(
-    counters: &[PercpuCounter],
+    counters: &[PerCpuCounter],
     each: usize,
     cpus: usize,
-) -> impl Iterator<Item = (&PercpuCounter, u64)> {
+) -> impl Iterator<Item = (&PerCpuCounter, u64)> {
     // Without items there are no counters.
     let nodes = counters.chunks(each.max(1));
     nodes.enumerate().flat_map(move |(node, counters)| {

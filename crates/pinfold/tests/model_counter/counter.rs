@@ -7,11 +7,11 @@
 //!
 //! | step | mirrors | fingerprint |
 //! |---|---|---|
-//! | `PercpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::add` | `57cdb14a8ae06e28` |
-//! | `PercpuCounter::shards` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::shards` | `a9f7f0420826b309` |
-//! | `PercpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PercpuCounter::shards_or_alloc` | `c784a7bc5ddcd741` |
-//! | `PercpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched` | `6af14aae4b930d35` |
-//! | `PercpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched_in` | `f6638feb121f7a45` |
+//! | `PerCpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::add` | `57cdb14a8ae06e28` |
+//! | `PerCpuCounter::shards` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards` | `a9f7f0420826b309` |
+//! | `PerCpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards_or_alloc` | `c784a7bc5ddcd741` |
+//! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched` | `6af14aae4b930d35` |
+//! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched_in` | `f6638feb121f7a45` |
 //! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_hold` | `7dbb1584f10d3b27` |
 //! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_lock` | `ed260b9e75a9e5fe` |
 //! | `Held::drop` | `pinfold/src/counter/stripe.rs` `Held::drop` | `1b0eb05151ef44df` |
@@ -53,14 +53,14 @@ use shards::Shards;
 use stripe::AllHeld;
 
 /// The handle of a counter that has its block.
-pub struct PercpuCounter {
+pub struct PerCpuCounter {
     pub base: Base,
     seen: core::sync::atomic::AtomicU64,
 }
 
-impl PercpuCounter {
+impl PerCpuCounter {
     pub fn with_batch(batch: u64) -> Arc<Self> {
-        let counter = PercpuCounter {
+        let counter = PerCpuCounter {
             base: Base {
                 value: Default::default(),
             },

@@ -1,6 +1,6 @@
 //! Adds that fold and go half a batch beyond.
 
-use super::counter::PercpuCounter;
+use super::counter::PerCpuCounter;
 use super::counter_units::{BLOCK, Fault, NOWHERE, explore, move_to, word_at};
 use super::{granted, is_consistent};
 use loom::sync::atomic::Ordering::Acquire;
@@ -85,7 +85,7 @@ fn reads_are_within_the_drift_while_a_fold_oversteps() {
 
 /// A read must be within the drift of a value that the counter had meanwhile. The value goes up by
 /// 1 once and down by 1 once, so it is at most 1 outside of what this finds before and after.
-fn within_drift(counter: &PercpuCounter) {
+fn within_drift(counter: &PerCpuCounter) {
     let (least, _) = counter.bounds();
     let (read, drift) = counter.read_with_bound();
     let (_, most) = counter.bounds();

@@ -3,7 +3,7 @@
 use crate::kinds::FloatGauge;
 use ::prometheus_client::encoding::{EncodeGaugeValue, EncodeMetric, MetricEncoder};
 use ::prometheus_client::metrics::{MetricType, TypedMetric};
-use pinfold::counter::PercpuCounter;
+use pinfold::counter::PerCpuCounter;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -102,56 +102,56 @@ mod private {
 }
 
 impl GaugeValue for i64 {
-    type Store = PercpuCounter;
+    type Store = PerCpuCounter;
     const ONE: i64 = 1;
 
-    fn zero() -> PercpuCounter {
-        PercpuCounter::new()
+    fn zero() -> PerCpuCounter {
+        PerCpuCounter::new()
     }
 
     #[inline]
-    fn add(store: &PercpuCounter, amount: i64) {
+    fn add(store: &PerCpuCounter, amount: i64) {
         store.add(amount);
     }
 
     #[inline]
-    fn sub(store: &PercpuCounter, amount: i64) {
+    fn sub(store: &PerCpuCounter, amount: i64) {
         store.sub(amount);
     }
 
-    fn swap(store: &PercpuCounter, value: i64) -> i64 {
+    fn swap(store: &PerCpuCounter, value: i64) -> i64 {
         store.swap(value)
     }
 
-    fn value(store: &PercpuCounter) -> i64 {
+    fn value(store: &PerCpuCounter) -> i64 {
         store.sum()
     }
 }
 
 /// Kept in the 64 bits of a counter of `i64`.
 impl GaugeValue for u64 {
-    type Store = PercpuCounter;
+    type Store = PerCpuCounter;
     const ONE: u64 = 1;
 
-    fn zero() -> PercpuCounter {
-        PercpuCounter::new()
+    fn zero() -> PerCpuCounter {
+        PerCpuCounter::new()
     }
 
     #[inline]
-    fn add(store: &PercpuCounter, amount: u64) {
+    fn add(store: &PerCpuCounter, amount: u64) {
         store.add(amount.cast_signed());
     }
 
     #[inline]
-    fn sub(store: &PercpuCounter, amount: u64) {
+    fn sub(store: &PerCpuCounter, amount: u64) {
         store.sub(amount.cast_signed());
     }
 
-    fn swap(store: &PercpuCounter, value: u64) -> u64 {
+    fn swap(store: &PerCpuCounter, value: u64) -> u64 {
         store.swap(value.cast_signed()).cast_unsigned()
     }
 
-    fn value(store: &PercpuCounter) -> u64 {
+    fn value(store: &PerCpuCounter) -> u64 {
         store.sum().cast_unsigned()
     }
 }

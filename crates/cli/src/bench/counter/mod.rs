@@ -40,8 +40,8 @@ use workers::Wave;
 /// Subjects: spinlock-batch (percpu_counter before the patches: a spinlock around the shared
 /// count), slowcount (Eric Dumazet's patch), add-start (Shaohua Li's reply), add-start-percpu (the
 /// same with the per-CPU add_start that the reply proposes), atomic (one atomic integer),
-/// pinfold-batch (Pinfold's PercpuCounter). All have the same batch. Beside them stands
-/// pinfold: a PercpuCounter that chooses its batch itself, and whose cheap reads may be off by 64
+/// pinfold-batch (Pinfold's PerCpuCounter). All have the same batch. Beside them stands
+/// pinfold: a PerCpuCounter that chooses its batch itself, and whose cheap reads may be off by 64
 /// mappings per CPU. With `--processes` these two are left out, and pinfold-shared takes their
 /// place: Pinfold's counters in shared memory, which have no batch. Atomic has none either.
 #[derive(clap::Args)]

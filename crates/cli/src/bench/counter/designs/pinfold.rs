@@ -4,17 +4,17 @@
 use super::Design;
 use crate::bench::counter::workers::PAGES;
 use anyhow::{Context, Result, ensure};
-use pinfold::counter::{PercpuCounter, SharedCounters};
+use pinfold::counter::{PerCpuCounter, SharedCounters};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
-impl Design for PercpuCounter {
+impl Design for PerCpuCounter {
     #[inline]
     fn add(&self, n: i64) {
-        PercpuCounter::add(self, n);
+        PerCpuCounter::add(self, n);
     }
 
     fn sum(&self) -> i64 {
-        PercpuCounter::sum(self)
+        PerCpuCounter::sum(self)
     }
 }
 
@@ -53,13 +53,13 @@ pub fn max_drift() -> u64 {
     64 * PAGES as u64 * pinfold_rseq::possible() as u64
 }
 
-pub fn with_max_drift() -> Result<PercpuCounter> {
+pub fn with_max_drift() -> Result<PerCpuCounter> {
     let drift = max_drift();
-    PercpuCounter::with_max_drift(0, drift)
+    PerCpuCounter::with_max_drift(0, drift)
         .with_context(|| format!("a counter with a drift of {drift}"))
 }
 
-pub fn with_batch(batch: i64) -> Result<PercpuCounter> {
-    PercpuCounter::with_batch(0, batch.unsigned_abs())
+pub fn with_batch(batch: i64) -> Result<PerCpuCounter> {
+    PerCpuCounter::with_batch(0, batch.unsigned_abs())
         .with_context(|| format!("a counter with a batch of {batch}"))
 }
