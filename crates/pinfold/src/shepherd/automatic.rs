@@ -12,8 +12,8 @@
 
 use super::spawn::{Body, spawn};
 use super::{PASSING, Reach, bell, thread_begins, thread_ended, tick};
-use crate::sys;
 use crate::topology::{CpuSet, set_affinity};
+use crate::{sanitizer, sys};
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -70,13 +70,17 @@ pub struct Automatic {
 }
 
 impl Automatic {
-    /// Starts the thread. Returns `None` if the system refuses a thread. With `cpus`, the thread
-    /// runs on these CPUs only.
+    /// Starts the thread. Returns `None` if the system refuses a thread, or if ThreadSanitizer is in
+    /// the process: it does not know this thread, and cannot learn from it what orders accesses.
+    /// With `cpus`, the thread runs on these CPUs only.
     ///
     /// # Safety
     ///
     /// No other automatic thread runs in this process.
     pub unsafe fn start(cpus: Option<&'static CpuSet>) -> Option<Automatic> {
+        if sanitizer::orders_accesses() {
+            return None;
+        }
         let argument = cpus.map_or(null_mut(), |cpus| core::ptr::from_ref(cpus).cast_mut());
         // SAFETY: the caller promises that no automatic thread runs. Only such a thread reads the
         // body.
