@@ -1,7 +1,8 @@
 /*
  * A program for ThreadSanitizer, linked with the library. Its threads run on one CPU, and one
  * thread gets the objects that another has freed, or that a constructor has initialised in another
- * thread. Only the caches order the accesses. Prints "ok".
+ * thread. Only the caches order the accesses. Then each thread frees objects deferred, for longer
+ * than the background work needs to begin. Prints "ok".
  */
 #define _GNU_SOURCE
 #include "pinfold.h"
@@ -11,7 +12,9 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
+enum { SECONDS = 2 };
 enum { OBJECTS = 300, TURNS = 40, SIZE = 64 };
 static const struct pinfold_cache *plain, *constructed;
 static struct pinfold_mempool *pool;
@@ -43,6 +46,17 @@ static void take_and_free(const struct pinfold_cache *cache, int me)
 	pinfold_cache_free_bulk(cache, count, objects);
 }
 
+static void free_deferred(int me)
+{
+	for (time_t end = time(NULL) + SECONDS; time(NULL) < end; sched_yield())
+		for (int i = 0; i < OBJECTS; i++) {
+			void *object = pinfold_cache_alloc(plain);
+			use(&object, 1, me);
+			if (object)
+				pinfold_cache_free_deferred(plain, object);
+		}
+}
+
 static void *work(void *number)
 {
 	int me = (int)(intptr_t)number;
@@ -60,6 +74,7 @@ static void *work(void *number)
 				pinfold_mempool_free(pool, reserved[j]);
 		__atomic_fetch_add(&turn, 1, __ATOMIC_RELAXED);
 	}
+	free_deferred(me);
 	return NULL;
 }
 
