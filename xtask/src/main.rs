@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod calls;
+mod documents;
 mod floors;
 mod install;
 mod prose;

@@ -1,6 +1,7 @@
 //! `cargo xtask tidy`: house rules that the compiler does not check.
 
 use crate::calls;
+use crate::documents;
 use crate::floors::{Edge, FLOORS, Floors};
 use crate::prose;
 use anyhow::{Context, Result, bail};
@@ -11,9 +12,10 @@ const MAX_LINES: usize = 500;
 /// The most lines between a SAFETY comment and its unsafe block.
 const REASON_WITHIN: usize = 5;
 
-/// Checks the house rules of modules, files, unsafe blocks and prose.
+/// Checks the house rules of modules, files, unsafe blocks and documents.
 ///
-/// Dependencies point down, files are short, unsafe blocks have reasons, and prose is plain.
+/// Dependencies point down, files are short, unsafe blocks have reasons, prose is plain, links lead
+/// somewhere, and the table of tests is complete.
 #[derive(clap::Args)]
 pub struct Args {
     /// Only lists the uses of modules above their users in one folder: crate, or slab.
@@ -36,11 +38,13 @@ pub fn main(args: Args) -> Result<()> {
     for file in &files {
         let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
         prose::check(file, &text, &mut faults);
+        documents::check(file, &text, &mut faults)?;
         if file.extension().is_some_and(|extension| extension == "rs") {
             check(file, &text, &mut faults);
             calls::check(file, &text, &mut faults);
         }
     }
+    documents::check_tests(&mut faults)?;
     let enforced = || FLOORS.iter().filter(|floors| floors.enforced);
     for floors in enforced() {
         check_floors(floors, &mut faults)?;
