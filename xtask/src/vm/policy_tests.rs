@@ -22,7 +22,7 @@ use std::time::Duration;
 /// Runs numactl's and LTP's tests of memory policies on the test machine, with and without Pinfold.
 ///
 /// Prints a table. Fails if a test passes without Pinfold and does not pass with Pinfold preloaded.
-/// docs/mempolicy-tests.md has the results.
+/// vm/policy-tests.md has the results.
 #[derive(clap::Args)]
 pub struct Args {
     /// A checkout of LTP to build and use, instead of cloning LTP from GitHub.

@@ -70,8 +70,8 @@ pub struct Automatic {
 }
 
 impl Automatic {
-    /// Starts the thread. Returns `None` if the system refuses a thread, or if ThreadSanitizer is in
-    /// the process: it does not know this thread, and cannot learn from it what orders accesses.
+    /// Starts the thread. Returns `None` if the system refuses a thread, or if ThreadSanitizer is
+    /// in the process: it does not know this thread, and cannot learn from it what orders accesses.
     /// With `cpus`, the thread runs on these CPUs only.
     ///
     /// # Safety
