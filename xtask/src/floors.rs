@@ -29,6 +29,7 @@ pub static FLOORS: [Floors; 2] = [
         folder: &[],
         enforced: true,
         groups: &[
+            &["internal"],
             &["pages"],
             &["guarded"],
             &["slab"],

@@ -45,13 +45,13 @@
 //! | `BUSY` | the thread that wrote `BUSY`, after it started the shepherd or failed to | `ON` |
 //! | `BUSY` | the thread that wrote `BUSY`, after it stopped the shepherd | `OFF` |
 
-use crate::{heap, init};
+use crate::init;
 use core::cell::UnsafeCell;
-use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use core::time::Duration;
 use pinfold::arena;
+use pinfold::internal::{coarse_milliseconds, keep_errno, uncancelled};
 use pinfold::shepherd::{self, Automatic, Running, Shepherd};
 use pinfold::topology::{self, CpuSet};
 
@@ -127,13 +127,9 @@ static SHORT_LIVES: AtomicU32 = AtomicU32::new(0);
 /// When the last shepherd was started or stopped, in milliseconds, wrapping.
 static CHANGED: AtomicU32 = AtomicU32::new(0);
 
-/// Returns the milliseconds of a coarse monotonic clock, wrapping. Makes no system call where the
-/// kernel offers a vDSO.
-pub(crate) fn now() -> u32 {
-    let now = pinfold_rseq::kernel::clock(libc::CLOCK_MONOTONIC_COARSE);
-    (now.tv_sec as u32)
-        .wrapping_mul(1000)
-        .wrapping_add(now.tv_nsec as u32 / 1_000_000)
+/// Returns the milliseconds of a coarse monotonic clock, wrapping.
+fn now() -> u32 {
+    coarse_milliseconds() as u32
 }
 
 /// Returns whether too many short-lived shepherds ended too recently to start another one.
@@ -235,9 +231,9 @@ pub fn adjust() {
         let signals = shepherd::Signals::block();
         // `pthread_create` and the end of a thread change errno, so errno is restored.
         match change {
-            Change::Start => *place = heap::keep_errno(start),
+            Change::Start => *place = keep_errno(start),
             Change::Stop => {
-                heap::keep_errno(|| stop(place.take()));
+                keep_errno(|| stop(place.take()));
                 let is_short = now().wrapping_sub(CHANGED.load(Relaxed)) < SHORT;
                 let lives = SHORT_LIVES.load(Relaxed);
                 SHORT_LIVES.store(if is_short { lives.saturating_add(1) } else { 0 }, Relaxed);
@@ -342,24 +338,6 @@ fn stop(thread: Option<Thread>) {
     });
     arena::update_needs_ticks();
 }
-
-/// Runs `f`, which may call cancellation points. A cancellation of this thread takes effect later.
-pub(crate) fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
-    let mut before = 0;
-    // SAFETY: `before` is writable.
-    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
-    let result = f();
-    // SAFETY: `before` is the state that the first call stored, and null is allowed.
-    unsafe { pthread_setcancelstate(before, null_mut()) };
-    result
-}
-
-unsafe extern "C" {
-    // The libc crate declares this function for other systems only.
-    fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
-}
-/// From `pthread.h`.
-const PTHREAD_CANCEL_DISABLE: libc::c_int = 1;
 
 /// Resets the count and the state in the child of a fork, which has one thread and no shepherd.
 pub(crate) fn fork_child() {

@@ -11,6 +11,7 @@ use core::sync::atomic::AtomicU8;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold::arena;
+use pinfold::internal::decimal;
 use pinfold::profile;
 use pinfold::segment::{
     CLASSES, Call, DIRECTORY_VARIABLE, MAGIC, Parts, Segment, Shared, install, place_calls,
@@ -234,7 +235,7 @@ fn name_file(path: &mut [u8; PATH]) -> bool {
     if directory.is_empty() {
         return false;
     }
-    let pid = kernel::process() as u32;
+    let pid = kernel::process() as usize;
     let mut length = directory.len();
     path[..length].copy_from_slice(directory);
     path[length] = b'/';
@@ -242,17 +243,6 @@ fn name_file(path: &mut [u8; PATH]) -> bool {
     length += decimal(pid, &mut path[length..]);
     path[length] = b'.';
     true
-}
-
-/// Writes `n` in decimal. Returns the number of digits.
-pub(crate) fn decimal(n: u32, to: &mut [u8]) -> usize {
-    let digits = n.checked_ilog10().unwrap_or(0) as usize + 1;
-    let mut rest = n;
-    for place in to[..digits].iter_mut().rev() {
-        *place = b'0' + (rest % 10) as u8;
-        rest /= 10;
-    }
-    digits
 }
 
 /// Makes a file whose name is `path` with the first free number behind it, and maps the file. The

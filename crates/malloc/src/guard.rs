@@ -19,8 +19,9 @@
 //! 512 KiB. While they are, an allocation costs a few more instructions. See `pinfold::guarded` for
 //! the pages, and docs/guarded-blocks.md for what is found.
 
-use crate::{heap, profiled};
+use crate::profiled;
 use pinfold::guarded;
+use pinfold::internal::keep_errno;
 pub use pinfold::profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_rseq::env;
 
@@ -67,6 +68,6 @@ pub fn counts() -> (u64, u64) {
 /// Starts guarding if the environment asks for it.
 pub(crate) fn start_as_asked() {
     if let Some(interval) = env::parsed(VARIABLE, profiled::parse) {
-        heap::keep_errno(|| start(interval));
+        keep_errno(|| start(interval));
     }
 }

@@ -6,6 +6,7 @@ use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 use pinfold::arena::{self, GRANULE, HUGE, LARGE};
+use pinfold::internal::set_errno;
 use pinfold::slab::kmalloc::{self, MAX_CLASS_SIZE, MAX_SMALL_SIZE};
 use pinfold::{guarded, profile, slab};
 
@@ -403,20 +404,6 @@ fn fits_checked(block: *mut u8, size: usize, align: usize) -> bool {
         ));
     }
     true
-}
-
-/// Runs `f` and restores errno afterwards.
-pub(crate) fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: errno is the calling thread's own.
-    let errno = unsafe { *libc::__errno_location() };
-    let result = f();
-    set_errno(errno);
-    result
-}
-
-pub(crate) fn set_errno(errno: libc::c_int) {
-    // SAFETY: errno is the calling thread's own.
-    unsafe { *libc::__errno_location() = errno };
 }
 
 /// Ends the process, because no block begins at the address.

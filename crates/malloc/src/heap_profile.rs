@@ -15,9 +15,10 @@
 //!
 //! `pinfold heap` reads the profile of a running process, and adds the names of functions.
 
+use crate::profiled;
 pub use crate::profiled::VARIABLE;
-use crate::{heap, profiled};
 use core::ffi::CStr;
+use pinfold::internal::{keep_errno, set_errno};
 use pinfold::profile;
 #[doc(hidden)]
 pub use pinfold::profile::forbid_walks;
@@ -97,13 +98,13 @@ pub fn totals() -> Totals {
 /// # std::fs::remove_file(&path).unwrap();
 /// ```
 pub fn write(path: &CStr) -> bool {
-    profile::has_records() && dump::write(path).map_err(heap::set_errno).is_ok()
+    profile::has_records() && dump::write(path).map_err(set_errno).is_ok()
 }
 
 /// Starts the profile if the environment asks for it.
 pub(crate) fn start_as_asked() {
     if let Some(interval) = env::parsed(VARIABLE, profiled::parse) {
-        heap::keep_errno(|| start(interval));
+        keep_errno(|| start(interval));
     }
 }
 
@@ -116,8 +117,8 @@ pub(crate) fn write_as_asked() {
 
 mod dump {
     use super::{FILE_VARIABLE, env, profile};
-    use crate::count::decimal;
     use core::ffi::CStr;
+    use pinfold::internal::decimal;
     use pinfold_rseq::kernel::{self, Answer};
 
     /// Bytes for the path of the file.
@@ -129,7 +130,7 @@ mod dump {
             return;
         };
         path[length] = b'.';
-        decimal(kernel::process() as u32, &mut path[length + 1..]);
+        decimal(kernel::process() as usize, &mut path[length + 1..]);
         if let Ok(path) = CStr::from_bytes_until_nul(&path)
             && length > 0
         {

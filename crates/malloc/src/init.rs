@@ -1,8 +1,9 @@
 //! What happens at a process's first allocation, and at each fork.
 
-use crate::{background, count, gate, heap, live, profiled, settings};
+use crate::{background, count, gate, live, profiled, settings};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use pinfold::internal::keep_errno;
 use pinfold::slab::kmalloc;
 use pinfold::{fork, shepherd};
 
@@ -23,7 +24,7 @@ static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
 #[inline]
 pub(crate) fn ready() {
     if !is_plain() {
-        heap::keep_errno(get_ready);
+        keep_errno(get_ready);
     }
 }
 

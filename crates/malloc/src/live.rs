@@ -30,13 +30,13 @@
 //!   with the counts that the parent had at the fork. The child makes no system call for this that
 //!   malloc does not make, because it may be in a sandbox.
 
-use crate::count::decimal;
-use crate::{background, changeable, control, heap};
+use crate::{changeable, control};
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use core::time::Duration;
+use pinfold::internal::{coarse_milliseconds, decimal, keep_errno, uncancelled};
 use pinfold::segment::{
     self, Answer, CacheRow, Code, Consent, Mailbox, NodeEvents, Parts, Segment, Taken,
 };
@@ -267,7 +267,7 @@ impl File {
         let _ = kernel::seal(self.0, seals | libc::F_SEAL_SEAL)
             .or_else(|_| kernel::seal(self.0, known | libc::F_SEAL_SEAL));
         let mut path = *b"/proc/self/fd/0123456789\0";
-        let end = PROC_FD + decimal(self.0 as u32, &mut path[PROC_FD..]);
+        let end = PROC_FD + decimal(self.0 as usize, &mut path[PROC_FD..]);
         path[end] = 0;
         let named = CStr::from_bytes_until_nul(&path).ok();
         let flags = libc::O_PATH | libc::O_CLOEXEC;
@@ -400,20 +400,20 @@ fn look(reach: shepherd::Reach) {
             false => control::serve(what, argument, reach),
         };
         // An allocation is no cancellation point, but some calls for a request are.
-        let answer = heap::keep_errno(|| background::uncancelled(serve));
+        let answer = keep_errno(|| uncancelled(serve));
         mailbox.answer(request, answer);
     }
 }
 
 /// How long a look waits for the consent to all its requests, in milliseconds. A process that asks
 /// looks every few milliseconds.
-const CONSENT_MS: u32 = 100;
+const CONSENT_MS: u64 = 100;
 
 /// A look's wait for consent.
 #[derive(Default)]
 struct Wait {
-    /// When the look has begun to wait, by `background::now`.
-    begin: Option<u32>,
+    /// When the look has begun to wait, in milliseconds of the coarse clock.
+    begin: Option<u64>,
 }
 
 impl Wait {
@@ -421,8 +421,8 @@ impl Wait {
     /// false if it does not say so in time.
     #[cold]
     fn to(&mut self, mailbox: &Mailbox, request: Taken) -> bool {
-        let begin = *self.begin.get_or_insert_with(background::now);
-        let is_early = || background::now().wrapping_sub(begin) < CONSENT_MS;
+        let begin = *self.begin.get_or_insert_with(coarse_milliseconds);
+        let is_early = || coarse_milliseconds() - begin < CONSENT_MS;
         mailbox.want_consent(request);
         while mailbox.consent(request) == Consent::Awaited && is_early() {
             shepherd::nap(Duration::from_micros(100));

@@ -23,13 +23,14 @@
 
 use crate::gate::{self, alloc_behind};
 use crate::heap::{self, ALIGN};
-use crate::{background, count, init, live};
+use crate::{count, init, live};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 use core::time::Duration;
 use pinfold::arena;
 use pinfold::guarded;
+use pinfold::internal::{coarse_milliseconds, keep_errno};
 use pinfold::profile::{self, DEFAULT_INTERVAL, MAX_INTERVAL, Memory, Resize};
 use pinfold::segment::{self, PROFILE_FILE};
 use pinfold::shepherd;
@@ -125,9 +126,9 @@ pub(crate) fn start_apart(interval: u64) -> bool {
     if !shepherd::run_apart(in_thread) {
         APART.store(REFUSED, Relaxed);
     }
-    let begin = background::now();
+    let begin = coarse_milliseconds();
     // Acquire pairs with the release in the thread: this one sees the profile.
-    while APART.load(Acquire) == UNDER_WAY && background::now().wrapping_sub(begin) < 1000 {
+    while APART.load(Acquire) == UNDER_WAY && coarse_milliseconds() - begin < 1000 {
         shepherd::nap(Duration::from_millis(1));
     }
     APART.load(Acquire) == STARTED
@@ -200,7 +201,7 @@ pub(crate) fn look(_: shepherd::Reach) {
     if profile::is_watched() == is_traced {
         return;
     }
-    heap::keep_errno(|| {
+    keep_errno(|| {
         exclusively(|| {
             if is_traced {
                 sample_no_more_for(TRACER);
@@ -375,7 +376,7 @@ pub(crate) fn alloc_sampled(
         _ => (block, true),
     };
     if is_known && !block.is_null() {
-        heap::keep_errno(|| profile::allocated(block, size, mean, from));
+        keep_errno(|| profile::allocated(block, size, mean, from));
     } else if !block.is_null() && what_for & !GUARD != 0 {
         profile::dropped();
     }
@@ -387,7 +388,7 @@ fn alloc_guarded(size: usize, align: usize, zeroed: bool, from: usize) -> *mut u
     if !is_guarding() {
         return null_mut();
     }
-    let block = heap::keep_errno(|| guarded::alloc(size, align, zeroed, from));
+    let block = keep_errno(|| guarded::alloc(size, align, zeroed, from));
     if !block.is_null() {
         let class = kmalloc::class_of(size);
         count::allocated_class(class);
@@ -427,7 +428,7 @@ pub(crate) fn made_large(block: *mut u8, size: usize) {
         && let Some(mean) = profile::due(size)
     {
         let from = profile::here();
-        heap::keep_errno(|| profile::allocated(block, size, mean, from));
+        keep_errno(|| profile::allocated(block, size, mean, from));
     }
 }
 
@@ -491,6 +492,6 @@ fn sample_growth(block: *mut u8, resize: Resize) {
         && let Some(mean) = profile::due(growth)
     {
         let from = profile::here();
-        heap::keep_errno(|| profile::grown(block, resize, mean, from));
+        keep_errno(|| profile::grown(block, resize, mean, from));
     }
 }

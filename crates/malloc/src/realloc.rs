@@ -1,10 +1,11 @@
 //! `realloc`: keeps a block where it is, resizes a run in place, moves pages, or copies.
 
-use crate::heap::{ALIGN, alloc_aligned, free, is_in_use, note_larger, set_errno, usable_size};
+use crate::heap::{ALIGN, alloc_aligned, free, is_in_use, note_larger, usable_size};
 use crate::{count, profiled};
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
 use pinfold::arena::{self, GRANULE, HUGE, LARGE};
+use pinfold::internal::{errno, set_errno};
 use pinfold::slab;
 use pinfold::slab::kmalloc::{self, CLASSES, MAX_CLASS_SIZE};
 
@@ -144,8 +145,7 @@ unsafe fn keep(block: *mut u8, size: usize) -> *mut u8 {
 ///
 /// `block` came from this module, was not freed, and has `room` bytes of content.
 unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut u8 {
-    // SAFETY: errno is the calling thread's own.
-    let errno = unsafe { *libc::__errno_location() };
+    let before = errno();
     let grows = size > room && room >= GRANULE && size < HUGE && align <= ALIGN;
     let growing = |fresh| grows.then(|| alloc_growing(size, fresh)).flatten();
     let run = NonNull::new(block).filter(|_| grows && is_run(block));
@@ -167,7 +167,7 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
         unsafe { move_to(fresh, block, room.min(size)) }
     };
     if moved.is_null() && size <= room {
-        set_errno(errno);
+        set_errno(before);
         note_larger();
         // SAFETY: the block has not moved, and has room for `size` bytes.
         return unsafe { keep(block, size) };

@@ -25,6 +25,13 @@ mod counter_units;
 #[doc(hidden)]
 pub mod fork;
 pub mod guarded;
+#[doc(hidden)]
+pub mod internal {
+    //! What the other crates of this workspace use. Other crates must not: it may change in any
+    //! release.
+
+    pub use crate::sys::{coarse_milliseconds, decimal, errno, keep_errno, set_errno, uncancelled};
+}
 mod last_words;
 mod lock;
 pub mod mempolicy;

@@ -8,6 +8,7 @@ mod files;
 mod futex;
 mod limits;
 
+pub use files::decimal;
 pub(crate) use files::{
     FileError, for_each_line, number_at_start, read_file_below, read_in_pieces, read_once,
     with_path_below,
@@ -20,23 +21,50 @@ pub(crate) use limits::{
     resource_limit,
 };
 
-use core::ptr::NonNull;
+use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::{kernel, syscall};
 
 /// Runs `f` and restores `errno` afterwards.
-pub(crate) fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
-    // SAFETY: the C library returns the address of the calling thread's errno, which lives as long
-    // as the thread.
-    let errno = unsafe { libc::__errno_location() };
-    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
-    let before = unsafe { *errno };
+pub fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
+    let before = errno();
     let result = f();
-    // SAFETY: `errno` points to this thread's errno, which no other thread accesses.
-    unsafe { *errno = before };
+    set_errno(before);
     result
 }
+
+/// Returns the calling thread's `errno`.
+pub fn errno() -> libc::c_int {
+    // SAFETY: the C library returns the address of the calling thread's errno, which no other
+    // thread accesses.
+    unsafe { *libc::__errno_location() }
+}
+
+/// Sets the calling thread's `errno`.
+pub fn set_errno(errno: libc::c_int) {
+    // SAFETY: the C library returns the address of the calling thread's errno, which no other
+    // thread accesses.
+    unsafe { *libc::__errno_location() = errno };
+}
+
+/// Runs `f`, which may call cancellation points. A cancellation of this thread takes effect later.
+pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
+    let mut before = 0;
+    // SAFETY: `before` is writable.
+    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut before) };
+    let result = f();
+    // SAFETY: `before` is the state that the first call stored, and null is allowed.
+    unsafe { pthread_setcancelstate(before, null_mut()) };
+    result
+}
+
+unsafe extern "C" {
+    // The libc crate declares this function for other systems only.
+    fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
+}
+/// From `pthread.h`.
+const PTHREAD_CANCEL_DISABLE: libc::c_int = 1;
 
 /// Returns the size of an OS page in bytes.
 pub(crate) fn page_size() -> usize {
@@ -403,7 +431,7 @@ pub(crate) fn cpu_and_node() -> Option<(usize, usize)> {
 
 /// Returns the milliseconds of a monotonic clock with a resolution of some milliseconds. Makes no
 /// system call where the kernel offers a vDSO.
-pub(crate) fn coarse_milliseconds() -> u64 {
+pub fn coarse_milliseconds() -> u64 {
     let now = kernel::clock(libc::CLOCK_MONOTONIC_COARSE);
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }

@@ -1,8 +1,8 @@
 //! The C API of heap profiles.
 
-use crate::heap::set_errno;
 use crate::heap_profile::{self, MAX_INTERVAL};
 use core::ffi::{CStr, c_char, c_int};
+use pinfold::internal::set_errno;
 
 pub(super) fn answer(done: bool, errno: c_int) -> c_int {
     if done {

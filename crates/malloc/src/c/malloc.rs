@@ -7,6 +7,7 @@ use super::support::{failed, null_with};
 use crate::{heap, init, realloc};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
+use pinfold::internal::keep_errno;
 use pinfold::{arena, slab};
 use pinfold_rseq::kernel::page_size as os_page;
 
@@ -155,7 +156,7 @@ pub unsafe extern "C" fn pinfold_posix_memalign(
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
         return libc::EINVAL;
     }
-    let block = heap::keep_errno(|| heap::alloc_aligned(size, align));
+    let block = keep_errno(|| heap::alloc_aligned(size, align));
     if block.is_null() {
         return libc::ENOMEM;
     }

@@ -3,8 +3,8 @@
 //! A C variable is a Rust variable in memory of the caller, which is zero at first.
 
 use super::support::{answer, failed};
-use crate::heap;
 use core::ffi::{c_int, c_void};
+use pinfold::internal::set_errno;
 use pinfold::percpu::{Node, PerCpu, PerCpuList, PerCpuPair};
 
 // The header declares words and lists as two words, and pairs and items as one.
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn pinfold_percpu_for_each_cpu(
     context: *mut c_void,
 ) {
     let Some(each) = each else {
-        heap::set_errno(libc::EINVAL);
+        set_errno(libc::EINVAL);
         return;
     };
     // SAFETY: the caller promises a variable.
@@ -233,7 +233,7 @@ pub unsafe extern "C" fn pinfold_percpu_pair_for_each_cpu(
     context: *mut c_void,
 ) {
     let Some(each) = each else {
-        heap::set_errno(libc::EINVAL);
+        set_errno(libc::EINVAL);
         return;
     };
     // SAFETY: the caller promises a pair.

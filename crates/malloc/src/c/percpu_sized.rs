@@ -4,9 +4,9 @@
 //! and after it is destroyed. The value has no elements and no records then, so operations fail.
 
 use super::support::failed;
-use crate::heap::set_errno;
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
+use pinfold::internal::set_errno;
 use pinfold::percpu::PushError;
 use pinfold::percpu::sized::{Array, MAX_RECORD, Ring};
 

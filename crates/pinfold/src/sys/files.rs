@@ -137,3 +137,28 @@ pub(crate) fn number_at_start(text: &[u8]) -> usize {
             .saturating_add(usize::from(digit - b'0'))
     })
 }
+
+/// Writes `n` in decimal at the beginning of `to`, for a path. Returns the number of digits.
+pub fn decimal(n: usize, to: &mut [u8]) -> usize {
+    let digits = n.checked_ilog10().unwrap_or(0) as usize + 1;
+    let mut rest = n;
+    for place in to[..digits].iter_mut().rev() {
+        *place = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    digits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_in_decimal() {
+        let mut digits = [0; 20];
+        for (n, text) in [(0, "0"), (10, "10"), (usize::MAX, "18446744073709551615")] {
+            let length = decimal(n, &mut digits);
+            assert_eq!(&digits[..length], text.as_bytes());
+        }
+    }
+}

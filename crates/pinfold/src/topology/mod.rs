@@ -257,24 +257,12 @@ fn node_path(node: NodeId, file: &str) -> Option<NodePath> {
         length: 0,
     };
     path.write_str("/sys/devices/system/node/node").ok()?;
-    path.write_str(decimal(node.0, &mut digits)).ok()?;
+    let length = sys::decimal(node.0, &mut digits);
+    path.write_str(core::str::from_utf8(&digits[..length]).ok()?)
+        .ok()?;
     path.write_str("/").ok()?;
     path.write_str(file).ok()?;
     Some(path)
-}
-
-/// Writes a number in decimal, at the end of `digits`.
-fn decimal(mut n: usize, digits: &mut [u8; 20]) -> &str {
-    let mut begin = digits.len();
-    loop {
-        begin -= 1;
-        digits[begin] = b'0' + (n % 10) as u8;
-        n /= 10;
-        if n == 0 {
-            break;
-        }
-    }
-    core::str::from_utf8(&digits[begin..]).unwrap_or_default()
 }
 
 /// Reads from a node's `meminfo` how many bytes of memory the node has, and how many of these are
@@ -444,7 +432,7 @@ fn all_cpus() -> CpuSet {
 
 #[cfg(test)]
 mod tests {
-    use super::{NodeId, decimal, figures, node_path};
+    use super::{NodeId, figures, node_path};
     use std::ffi::CString;
     use std::os::unix::ffi::OsStrExt;
 
@@ -490,7 +478,5 @@ Node 1 Unevictable:         0 kB
             b"sys/devices/system/node/node1023/meminfo"
         );
         assert!(node_path(NodeId(usize::MAX), "a file with a long name").is_none());
-        assert_eq!(decimal(0, &mut [0; 20]), "0");
-        assert_eq!(decimal(usize::MAX, &mut [0; 20]), "18446744073709551615");
     }
 }
