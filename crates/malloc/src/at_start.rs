@@ -1,9 +1,10 @@
-//! Heap profiles and guarded blocks that the environment asks for.
+//! What happens when the program or library that contains this crate is loaded.
 //!
-//! They start when the program or library that contains this crate is loaded. A thread may load the
-//! unwinder's library then, but not in an allocation.
+//! From then on, requests of other processes are served. Heap profiles and guarded blocks that the
+//! environment asks for start. A thread may load the unwinder's library then, but not in an
+//! allocation.
 
-use crate::{guard, heap_profile};
+use crate::{control, guard, heap_profile, live};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -28,6 +29,7 @@ static AT_START: extern "C" fn() = at_start;
 static AT_END: extern "C" fn() = at_end;
 
 extern "C" fn at_start() {
+    live::serve_by(&control::SERVER);
     if !IS_IDLE.load(Relaxed) {
         heap_profile::start_as_asked();
         guard::start_as_asked();

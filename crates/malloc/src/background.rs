@@ -51,6 +51,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use core::time::Duration;
 use pinfold::arena;
+use pinfold::fork::{self, Hooks, Rank};
 use pinfold::internal::{coarse_milliseconds, keep_errno, uncancelled};
 use pinfold::shepherd::{self, Automatic, Running, Shepherd};
 use pinfold::topology::{self, CpuSet};
@@ -173,6 +174,9 @@ pub fn library_loaded() {
         }
     }
     note_policy(shepherd::policy());
+    static HOOKS: [Hooks; 1] = [Hooks::in_child(Rank::Threads, fork_child)];
+    // These hooks take nothing, so a fork that is under way already may do without them.
+    fork::register(&HOOKS);
     // Release pairs with the acquire in `settings`: a thread that sees `are_read` also sees the
     // cells.
     SETTINGS.are_read.store(true, Release);
@@ -340,10 +344,7 @@ fn stop(thread: Option<Thread>) {
 }
 
 /// Resets the count and the state in the child of a fork, which has one thread and no shepherd.
-pub(crate) fn fork_child() {
-    if settings().is_none() {
-        return;
-    }
+fn fork_child() {
     THREADS.store(1, Relaxed);
     STATE.store(OFF, Relaxed);
     GIVES_WAY.store(false, Relaxed);

@@ -8,16 +8,24 @@
 //! * checks its argument, which may be any word;
 //! * makes only the system calls that malloc makes, unless [`makes_new_calls`] names it.
 
-use crate::changeable::{Changeable, SETTINGS};
+use crate::changeable::{Changeable, SETTINGS, publish};
 use crate::heap_profile::MAX_INTERVAL;
+use crate::live::Server;
 use crate::profiled;
 use pinfold::profile;
 use pinfold::segment::{Answer, Code, GET, HEAP_START, HEAP_STOP, SET, TRIM};
 use pinfold::shepherd::{self, Reach};
 use pinfold::slab;
 
+/// What serves this process's requests.
+pub(crate) static SERVER: Server = Server {
+    publish,
+    makes_new_calls,
+    serve,
+};
+
 /// Does what a request asks for.
-pub(crate) fn serve(what: u32, argument: u64, reach: Reach) -> Answer {
+fn serve(what: u32, argument: u64, reach: Reach) -> Answer {
     match what {
         TRIM => trim(reach),
         GET => get(argument),
@@ -30,7 +38,7 @@ pub(crate) fn serve(what: u32, argument: u64, reach: Reach) -> Answer {
 
 /// Returns whether [`serve`] may make system calls for this request that malloc does not make. They
 /// need the asking process's consent.
-pub(crate) fn makes_new_calls(what: u32, argument: u64) -> bool {
+fn makes_new_calls(what: u32, argument: u64) -> bool {
     match what {
         // Makes a file, and may load a library.
         HEAP_START => true,
@@ -63,7 +71,7 @@ fn heap_start(interval: u64, reach: Reach) -> Answer {
     let started = match is_shepherd {
         true => profiled::start_apart(interval),
         // A slow path may be inside the loader, which must not be called again there.
-        false => profiled::loader_is_idle() && profiled::start_ready(interval),
+        false => profiled::loader_is_idle() && profiled::start(interval),
     };
     if started {
         return Answer::new(Code::Done, interval);

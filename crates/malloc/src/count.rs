@@ -4,7 +4,7 @@
 //! paths stay closed, so that every call reaches a slow path, which counts it here. Without the
 //! variable, counting costs a slow path one load.
 
-use crate::{changeable, profiled};
+use crate::{live, profiled};
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU8;
@@ -218,7 +218,7 @@ fn fill_in(at: *mut u8, shared: Shared) {
     unsafe { install(at.cast()) };
     slab::show_all();
     arena::publish();
-    changeable::publish();
+    live::publish_settings();
     // Release pairs with the acquire of a process that reads the segment: it sees the stores above.
     segment.magic.store(MAGIC, Release);
 }

@@ -19,7 +19,7 @@
 //! 512 KiB. While they are, an allocation costs a few more instructions. See `pinfold::guarded` for
 //! the pages, and docs/guarded-blocks.md for what is found.
 
-use crate::profiled;
+use crate::{init, profiled};
 use pinfold::guarded;
 use pinfold::internal::keep_errno;
 pub use pinfold::profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
@@ -40,6 +40,7 @@ pub const VARIABLE: &str = "PINFOLD_GUARD";
 /// The first start may load the unwinder's library, so a signal handler must not be the first to
 /// call this.
 pub fn start(interval: u64) -> bool {
+    init::ready();
     profiled::start_guarding(interval)
 }
 

@@ -15,8 +15,8 @@
 //!
 //! `pinfold heap` reads the profile of a running process, and adds the names of functions.
 
-use crate::profiled;
 pub use crate::profiled::VARIABLE;
+use crate::{init, profiled};
 use core::ffi::CStr;
 use pinfold::internal::{keep_errno, set_errno};
 use pinfold::profile;
@@ -36,6 +36,7 @@ pub const FILE_VARIABLE: &str = "PINFOLD_HEAP_FILE";
 /// profile. The first start makes a few system calls, and may load the unwinder's library, so a
 /// signal handler must not be the first to call this.
 pub fn start(interval: u64) -> bool {
+    init::ready();
     profiled::start(interval)
 }
 

@@ -1,6 +1,6 @@
 //! What happens at a process's first allocation, and at each fork.
 
-use crate::{background, count, gate, live, profiled, settings};
+use crate::{count, gate, live, profiled, settings};
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use pinfold::internal::keep_errno;
@@ -95,5 +95,4 @@ extern "C" fn in_child() {
     live::in_child();
     profiled::in_child();
     fork::child();
-    background::fork_child();
 }

@@ -30,7 +30,6 @@
 //!   with the counts that the parent had at the fork. The child makes no system call for this that
 //!   malloc does not make, because it may be in a sandbox.
 
-use crate::{changeable, control};
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -179,7 +178,7 @@ fn publish(head: *mut u8, parts: Parts) {
     let (head, shared): (&'static Segment, &'static Mailbox) =
         unsafe { (&*head.cast(), &*mailbox) };
     head.fill_in(parts);
-    changeable::publish();
+    publish_settings();
     head.pid.store(PID.load(Relaxed), Relaxed);
     // Release pairs with the acquire of a process that reads the segment: it sees all stores above.
     head.magic.store(segment::MAGIC, Release);
@@ -378,10 +377,46 @@ fn replace(head: *mut u8, parts: Parts) -> bool {
     true
 }
 
+/// What serves the requests of other processes.
+pub(crate) struct Server {
+    /// Shows the present values of the settings in the segment.
+    pub(crate) publish: fn(),
+    /// Returns whether `serve` may make system calls for this request that malloc does not make.
+    pub(crate) makes_new_calls: fn(what: u32, argument: u64) -> bool,
+    /// Does what the request asks for.
+    pub(crate) serve: fn(what: u32, argument: u64, reach: shepherd::Reach) -> Answer,
+}
+
+/// The server. Null until [`serve_by`] is called. Requests wait until then.
+static SERVER: AtomicPtr<Server> = AtomicPtr::new(null_mut());
+
+/// Has `server` serve the requests of other processes from now on, and shows the settings.
+pub(crate) fn serve_by(server: &'static Server) {
+    // Release pairs with the acquire in `server`.
+    SERVER.store(core::ptr::from_ref(server).cast_mut(), Release);
+    (server.publish)();
+}
+
+fn server() -> Option<&'static Server> {
+    // Acquire pairs with the release in `serve_by`: this thread sees the server's functions.
+    // SAFETY: the address is null, or that of a static.
+    unsafe { SERVER.load(Acquire).as_ref() }
+}
+
+/// Shows the present settings in the segment, if there is a server.
+pub(crate) fn publish_settings() {
+    if let Some(server) = server() {
+        (server.publish)();
+    }
+}
+
 /// Shows the present settings, and serves the requests in the mailbox. The shepherd's ticks call
 /// this function. Without a request, it costs a load for each slot.
 fn look(reach: shepherd::Reach) {
-    changeable::publish();
+    let Some(server) = server() else {
+        return;
+    };
+    (server.publish)();
     // Acquire pairs with the release in `publish`.
     // SAFETY: the address is null, or that of the mailbox, which stays mapped.
     let Some(mailbox) = (unsafe { MAILBOX.load(Acquire).as_ref() }) else {
@@ -394,10 +429,10 @@ fn look(reach: shepherd::Reach) {
             return;
         };
         let (what, argument) = (request.what(), request.argument);
-        let makes_new_calls = control::makes_new_calls(what, argument);
+        let makes_new_calls = (server.makes_new_calls)(what, argument);
         let serve = || match makes_new_calls && !consent.to(mailbox, request) {
             true => Answer::new(Code::NoConsent, 0),
-            false => control::serve(what, argument, reach),
+            false => (server.serve)(what, argument, reach),
         };
         // An allocation is no cancellation point, but some calls for a request are.
         let answer = keep_errno(|| uncancelled(serve));

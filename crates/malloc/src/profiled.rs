@@ -97,13 +97,21 @@ pub(crate) fn is_busy() -> bool {
 
 /// Turns the profile on, or changes the interval. Returns false if the system has no memory, or if
 /// another thread is starting or stopping samples. The first start may load the unwinder's library,
-/// so the thread must not be inside the loader.
+/// so the thread must not be inside the loader. The allocator has been started.
 pub(crate) fn start(interval: u64) -> bool {
-    init::ready();
-    start_ready(interval)
+    exclusively(|| {
+        let memory = || shared_memory().or_else(profile::private_memory);
+        // SAFETY: both functions return zeroed memory that no other code knows.
+        let started = unsafe { profile::start(interval, memory) };
+        if started {
+            show();
+            sample_for(PROFILE);
+        }
+        started
+    })
 }
 
-/// Does what [`start_ready`] does, for a shepherd, which must not wait for the loader's lock: a
+/// Does what [`start`] does, for a shepherd, which must not wait for the loader's lock: a
 /// thread that holds this lock may wait for the shepherd. Returns false if the profile has not
 /// started within a second. It may start later then.
 #[cold]
@@ -117,7 +125,7 @@ pub(crate) fn start_apart(interval: u64) -> bool {
     }
     APART_INTERVAL.store(interval, Relaxed);
     let in_thread = || {
-        let done = match start_ready(APART_INTERVAL.load(Relaxed)) {
+        let done = match start(APART_INTERVAL.load(Relaxed)) {
             true => STARTED,
             false => REFUSED,
         };
@@ -142,20 +150,6 @@ const STARTED: u8 = 2;
 /// The interval for [`start_apart`]'s thread.
 static APART_INTERVAL: AtomicU64 = AtomicU64::new(0);
 
-/// Does what [`start`] does, once the allocator is started.
-pub(crate) fn start_ready(interval: u64) -> bool {
-    exclusively(|| {
-        let memory = || shared_memory().or_else(profile::private_memory);
-        // SAFETY: both functions return zeroed memory that no other code knows.
-        let started = unsafe { profile::start(interval, memory) };
-        if started {
-            show();
-            sample_for(PROFILE);
-        }
-        started
-    })
-}
-
 /// Turns the profile off. Keeps the samples: their frees still count. Returns false if another
 /// thread is starting or stopping samples.
 pub(crate) fn stop() -> bool {
@@ -174,9 +168,8 @@ pub(crate) fn stop() -> bool {
 /// Has some samples become guarded blocks. If there is no heap profile, `interval` is the mean
 /// bytes from one sample to the next. Returns false if the system has no memory, or if another
 /// thread is starting or stopping samples. The first start may load the unwinder's library, so the
-/// thread must not be inside the loader.
+/// thread must not be inside the loader. The allocator has been started.
 pub(crate) fn start_guarding(interval: u64) -> bool {
-    init::ready();
     exclusively(|| {
         GUARD_INTERVAL.store(interval, Relaxed);
         let started = start_samples_for(GUARD, interval) && guarded::prepare();

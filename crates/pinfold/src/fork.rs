@@ -62,7 +62,7 @@ use core::time::Duration;
 /// What a fork takes, in this order. Of the locks, this is the lock order: a thread that holds a
 /// lock may wait for the locks below it. No thread but the forking one holds two locks of a kind.
 #[derive(Clone, Copy)]
-pub(crate) enum Rank {
+pub enum Rank {
     /// The thresholds that follow the online CPUs. A holder takes counters' shards.
     Thresholds,
     /// The counters' shards. No thread holds them together with a lock below.
@@ -103,12 +103,14 @@ pub(crate) enum Rank {
     Gates,
     /// The shepherd's threads, which a child does not have.
     Shepherd,
+    /// The program's threads, which `pinfold-malloc` counts. A child has one.
+    Threads,
 }
 
-const RANKS: usize = Rank::Shepherd as usize + 1;
+const RANKS: usize = Rank::Threads as usize + 1;
 
 /// What a module does about a fork.
-pub(crate) struct Hooks {
+pub struct Hooks {
     pub(crate) rank: Rank,
     pub(crate) taken: Taken,
     /// Forgets the threads that the child does not have. Runs in the child before anything is given
@@ -140,6 +142,14 @@ impl Hooks {
             rank,
             taken: Taken::Locks(visit),
             child: || {},
+        }
+    }
+
+    /// Returns hooks that take nothing, and call `child` in the child of each fork.
+    pub const fn in_child(rank: Rank, child: fn()) -> Hooks {
+        Hooks {
+            child,
+            ..Hooks::locks(rank, |_| {})
         }
     }
 
@@ -215,7 +225,7 @@ pub(crate) fn is_held_from(rank: Rank, thread: u64) -> bool {
 /// this module with the C library. Also returns false while another thread forks, because that fork
 /// may have read the table before. Until then, the caller must not make anything that a fork could
 /// copy half made.
-pub(crate) fn register(hooks: &'static [Hooks]) -> bool {
+pub fn register(hooks: &'static [Hooks]) -> bool {
     for hooks in hooks {
         // Release pairs with the acquire in `modules`: a fork that finds the hooks also sees what
         // they use.

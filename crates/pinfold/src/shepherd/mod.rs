@@ -442,13 +442,10 @@ pub(crate) fn has_thread() -> bool {
 
 /// Notes that a thread ticks from now on.
 fn thread_begins() {
-    static HOOKS: [Hooks; 1] = [Hooks {
-        child: || {
-            THREADS.store(0, Relaxed);
-            automatic::forget();
-        },
-        ..Hooks::locks(Rank::Shepherd, |_| {})
-    }];
+    static HOOKS: [Hooks; 1] = [Hooks::in_child(Rank::Shepherd, || {
+        THREADS.store(0, Relaxed);
+        automatic::forget();
+    })];
     fork::register(&HOOKS);
     THREADS.fetch_add(1, Relaxed);
 }
