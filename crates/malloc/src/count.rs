@@ -4,10 +4,9 @@
 //! paths stay closed, so that every call reaches a slow path, which counts it here. Without the
 //! variable, counting costs a slow path one load.
 
-use crate::{live, profiled};
+use crate::{live, mode, profiled};
 use core::ffi::CStr;
 use core::ptr::null_mut;
-use core::sync::atomic::AtomicU8;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold::arena;
@@ -21,13 +20,6 @@ use pinfold::slab::{self, kmalloc};
 use pinfold::vmstat::VmEvents;
 use pinfold_rseq::{kernel, possible};
 
-/// What the slow paths report here: the bits [`CALLS_COUNT`] and [`SAMPLED_COUNT`]. One word, so
-/// that both cost one load and one comparison.
-static ACTIVE: AtomicU8 = AtomicU8::new(0);
-/// Calls are counted.
-const CALLS_COUNT: u8 = 1;
-/// There may be sampled blocks, whose frees are looked for.
-const SAMPLED_COUNT: u8 = 2;
 /// The address of the segment's head.
 static SEGMENT: AtomicUsize = AtomicUsize::new(0);
 /// Bytes of each CPU's memory, its *unit*, that are in the segment.
@@ -37,29 +29,14 @@ static CALLS: VmEvents<Call> = VmEvents::new();
 /// Bytes for the path of the segment's file.
 const PATH: usize = 512;
 
-/// Returns whether calls are counted, or sampled blocks are looked for.
-#[inline]
-pub(crate) fn active() -> bool {
-    ACTIVE.load(Relaxed) != 0
-}
-
-/// Has the slow paths look for sampled blocks, for the rest of the process.
-pub(crate) fn look_for_sampled() {
-    ACTIVE.fetch_or(SAMPLED_COUNT, Release);
-}
-
-fn is(bit: u8) -> bool {
-    ACTIVE.load(Relaxed) & bit != 0
-}
-
 fn add(call: Call, n: usize) {
-    if active() {
+    if mode::reports() {
         add_counted(call, n);
     }
 }
 
 fn add_counted(call: Call, n: usize) {
-    if is(CALLS_COUNT) {
+    if mode::counts_calls() {
         CALLS.add(call, n as u64);
     }
 }
@@ -71,7 +48,7 @@ pub(crate) fn allocated_class(class: usize) {
 
 /// Counts a free of a size class, or of a twin.
 pub(crate) fn freed_class(block: *mut u8, class: usize) {
-    if active() {
+    if mode::reports() {
         if kmalloc::is_sampled(class) {
             profile::freed(block);
         }
@@ -86,7 +63,7 @@ pub(crate) fn allocated_large(bytes: usize) {
 
 /// Counts the free of a large block. The caller still owns the block.
 pub(crate) fn freed_large(block: *mut u8, bytes: usize) {
-    if active() {
+    if mode::reports() {
         profile::freed(block);
         add_counted(Call::LARGE_FREE, 1);
         add_counted(Call::LARGE_BYTES_FREED, bytes);
@@ -102,7 +79,7 @@ pub(crate) fn resized_large(before: usize, after: usize) {
 /// Counts that the pages of a large block moved to `block`, for a request of `size` bytes. The
 /// block had and has so many bytes.
 pub(crate) fn moved_large(block: *mut u8, size: usize, (before, after): (usize, usize)) {
-    if active() {
+    if mode::reports() {
         profiled::made_large(block, size);
         resized_large(before, after);
     }
@@ -118,7 +95,7 @@ pub(crate) fn failed() {
 
 /// Counts that a program got `block` for `size` bytes.
 pub(crate) fn requested(block: *mut u8, size: usize) {
-    if is(CALLS_COUNT) && !block.is_null() {
+    if mode::counts_calls() && !block.is_null() {
         let class = kmalloc::class_of_any(arena::entry(block as usize));
         requested_in(class, size);
     }
@@ -126,7 +103,7 @@ pub(crate) fn requested(block: *mut u8, size: usize) {
 
 /// Counts that a program got a guarded block of class `class` for `size` bytes.
 pub(crate) fn requested_guarded(class: usize, size: usize) {
-    if is(CALLS_COUNT) {
+    if mode::counts_calls() {
         requested_in(Some(class), size);
     }
 }
@@ -140,7 +117,7 @@ fn requested_in(class: Option<usize>, size: usize) {
 
 /// Counts that a program got `block` for `size` bytes, by a path that does not know samples.
 pub(crate) fn requested_large(block: *mut u8, size: usize) {
-    if active() {
+    if mode::reports() {
         profiled::made_large(block, size);
         add_counted(Call::REQUESTED, size);
     }
@@ -164,14 +141,14 @@ pub(crate) fn start() -> bool {
     };
     SEGMENT.store(at as usize, Release);
     fill_in(at, shared);
-    ACTIVE.fetch_or(CALLS_COUNT, Release);
+    mode::count_calls();
     true
 }
 
 /// Replaces the parent's segment by a new one, in the child of a fork: two processes must not count
 /// in one segment.
 pub(crate) fn start_in_child() {
-    if !is(CALLS_COUNT) {
+    if !mode::counts_calls() {
         return;
     }
     let at = SEGMENT.load(Acquire) as *mut u8;

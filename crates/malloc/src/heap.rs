@@ -1,7 +1,7 @@
 //! Blocks of any size and alignment: objects of a size class, runs, huge blocks.
 
 use crate::gate::{self, alloc_fast, entry_fast};
-use crate::{count, init, profiled, settings};
+use crate::{count, init, mode, profiled, settings};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
@@ -28,7 +28,7 @@ pub(crate) fn alloc(size: usize) -> *mut u8 {
 #[inline(never)]
 pub(crate) extern "C" fn alloc_slow(size: usize) -> *mut u8 {
     // Each call is a tail call, so this function saves no registers.
-    if init::is_plain() {
+    if mode::is_plain() {
         return alloc_missed(size);
     }
     let block = gate::alloc_counted(size);
@@ -56,7 +56,7 @@ pub(crate) extern "C" fn alloc_missed(size: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 extern "C" fn alloc_unusual(size: usize) -> *mut u8 {
-    if profiled::is_on() {
+    if mode::is_sampling() {
         return profiled::alloc_uncounted(size);
     }
     alloc_first(size)
@@ -171,7 +171,7 @@ pub(crate) fn alloc_zeroed(size: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
-    if init::is_plain() {
+    if mode::is_plain() {
         gate::tick_if_needed();
         return alloc_plain(size, true);
     }
@@ -189,7 +189,7 @@ extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
 fn alloc_aligned_unusual(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     init::ready();
     gate::tick_if_needed();
-    if profiled::is_on()
+    if mode::is_sampling()
         && let Some(mean) = profile::due(size)
     {
         return profiled::alloc_sampled((size, align, zeroed), mean, profile::here());
@@ -219,7 +219,7 @@ pub(crate) fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
 
 #[inline(never)]
 fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
-    if !init::is_plain() {
+    if !mode::is_plain() {
         return alloc_aligned_unusual(size, align, zeroed);
     }
     alloc_aligned_plain(size, align, zeroed)
@@ -293,7 +293,7 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
         if unsafe { guarded::free(block, |size| count::freed_class(block, class(size))) } {
             return;
         }
-        if count::active() {
+        if mode::reports() {
             count::freed_large(block, arena::huge_size(block).unwrap_or(0));
         }
         // SAFETY: the caller passes ownership of the block, and `free_huge` refuses other

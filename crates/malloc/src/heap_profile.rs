@@ -16,7 +16,7 @@
 //! `pinfold heap` reads the profile of a running process, and adds the names of functions.
 
 pub use crate::profiled::VARIABLE;
-use crate::{init, profiled};
+use crate::{init, mode, profiled};
 use core::ffi::CStr;
 use pinfold::internal::{keep_errno, set_errno};
 use pinfold::profile;
@@ -60,13 +60,13 @@ pub(crate) fn exists() -> bool {
 
 /// Returns whether a thread is starting or stopping the profile.
 pub(crate) fn is_busy() -> bool {
-    profiled::is_busy()
+    mode::is_changing()
 }
 
 /// Returns whether allocations are sampled: for a profile, or for a tracer that is attached to the
 /// probes. Costs one load.
 pub fn is_sampling() -> bool {
-    profiled::is_on()
+    mode::is_sampling()
 }
 
 /// Returns the sums over all call stacks. Reads every call stack's counts.

@@ -41,6 +41,7 @@ mod heap;
 pub mod heap_profile;
 mod init;
 mod live;
+mod mode;
 mod profiled;
 mod realloc;
 pub mod settings;

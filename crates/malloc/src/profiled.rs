@@ -23,10 +23,11 @@
 
 use crate::gate::{self, alloc_behind};
 use crate::heap::{self, ALIGN};
-use crate::{count, init, live};
+use crate::mode::{self, GUARD, PROFILE, TRACER};
+use crate::{count, live};
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU8, AtomicU64};
 use core::time::Duration;
 use pinfold::arena;
 use pinfold::guarded;
@@ -60,52 +61,30 @@ pub fn parse(value: &[u8]) -> Option<u64> {
     (1..=MAX_INTERVAL).contains(&bytes).then_some(bytes)
 }
 
-/// Whether a thread is starting or stopping samples.
-static BUSY: AtomicBool = AtomicBool::new(false);
-/// What samples are taken for: bits.
-static STATE: AtomicU8 = AtomicU8::new(0);
-/// A heap profile.
-const PROFILE: u8 = 1;
-/// A tracer that is attached to the probes.
-const TRACER: u8 = 2;
-/// Guarded blocks.
-const GUARD: u8 = 4;
-
 /// The mean bytes from one sample to the next, for guarded blocks while there is no heap profile.
 static GUARD_INTERVAL: AtomicU64 = AtomicU64::new(DEFAULT_INTERVAL);
 
-/// Returns whether allocations are sampled.
-#[inline]
-pub(crate) fn is_on() -> bool {
-    STATE.load(Relaxed) != 0
-}
-
 /// Returns whether there is a heap profile that is on.
 pub(crate) fn is_profiling() -> bool {
-    STATE.load(Relaxed) & PROFILE != 0
+    mode::samples() & PROFILE != 0
 }
 
 /// Returns whether some samples become guarded blocks.
 pub(crate) fn is_guarding() -> bool {
-    STATE.load(Relaxed) & GUARD != 0
-}
-
-/// Returns whether a thread is starting or stopping samples.
-pub(crate) fn is_busy() -> bool {
-    BUSY.load(Relaxed)
+    mode::samples() & GUARD != 0
 }
 
 /// Turns the profile on, or changes the interval. Returns false if the system has no memory, or if
 /// another thread is starting or stopping samples. The first start may load the unwinder's library,
 /// so the thread must not be inside the loader. The allocator has been started.
 pub(crate) fn start(interval: u64) -> bool {
-    exclusively(|| {
+    mode::exclusively(|| {
         let memory = || shared_memory().or_else(profile::private_memory);
         // SAFETY: both functions return zeroed memory that no other code knows.
         let started = unsafe { profile::start(interval, memory) };
         if started {
             show();
-            sample_for(PROFILE);
+            mode::sample_for(PROFILE);
         }
         started
     })
@@ -153,12 +132,12 @@ static APART_INTERVAL: AtomicU64 = AtomicU64::new(0);
 /// Turns the profile off. Keeps the samples: their frees still count. Returns false if another
 /// thread is starting or stopping samples.
 pub(crate) fn stop() -> bool {
-    exclusively(|| {
+    mode::exclusively(|| {
         profile::stop();
-        sample_no_more_for(PROFILE);
+        mode::sample_no_more_for(PROFILE);
         if is_guarding() {
             profile::start_samples(GUARD_INTERVAL.load(Relaxed));
-        } else if is_on() {
+        } else if mode::is_sampling() {
             profile::start_samples(DEFAULT_INTERVAL);
         }
         true
@@ -170,11 +149,11 @@ pub(crate) fn stop() -> bool {
 /// thread is starting or stopping samples. The first start may load the unwinder's library, so the
 /// thread must not be inside the loader. The allocator has been started.
 pub(crate) fn start_guarding(interval: u64) -> bool {
-    exclusively(|| {
+    mode::exclusively(|| {
         GUARD_INTERVAL.store(interval, Relaxed);
         let started = start_samples_for(GUARD, interval) && guarded::prepare();
         if started {
-            sample_for(GUARD);
+            mode::sample_for(GUARD);
         }
         started
     })
@@ -182,24 +161,24 @@ pub(crate) fn start_guarding(interval: u64) -> bool {
 
 /// Guards no further blocks. Returns false if another thread is starting or stopping samples.
 pub(crate) fn stop_guarding() -> bool {
-    exclusively(|| {
-        sample_no_more_for(GUARD);
+    mode::exclusively(|| {
+        mode::sample_no_more_for(GUARD);
         true
     })
 }
 
 /// Takes samples while a tracer is attached to the probes. The shepherd's ticks call it.
 pub(crate) fn look(_: shepherd::Reach) {
-    let is_traced = STATE.load(Relaxed) & TRACER != 0;
+    let is_traced = mode::samples() & TRACER != 0;
     if profile::is_watched() == is_traced {
         return;
     }
     keep_errno(|| {
-        exclusively(|| {
+        mode::exclusively(|| {
             if is_traced {
-                sample_no_more_for(TRACER);
+                mode::sample_no_more_for(TRACER);
             } else if start_samples_for(TRACER, DEFAULT_INTERVAL) {
-                sample_for(TRACER);
+                mode::sample_for(TRACER);
             }
             true
         })
@@ -215,37 +194,6 @@ fn start_samples_for(what: u8, interval: u64) -> bool {
         true => GUARD_INTERVAL.load(Relaxed),
         false => interval,
     })
-}
-
-fn sample_for(what: u8) {
-    // The frees must look for sampled blocks before there is one.
-    count::look_for_sampled();
-    STATE.fetch_or(what, SeqCst);
-    close_malloc();
-}
-
-fn close_malloc() {
-    init::set_unusual(true);
-    gate::close_malloc();
-    gate::count_bytes(true);
-}
-
-/// Closes malloc's fast path if another thread started samples while this thread started the
-/// allocator: that thread could not close it.
-pub(crate) fn allocator_started() {
-    // Both threads write a word and then read the other's: this one the stage, that one `STATE`.
-    // All four accesses are SeqCst, so one of the threads sees what the other wrote.
-    if STATE.load(SeqCst) != 0 {
-        close_malloc();
-    }
-}
-
-fn sample_no_more_for(what: u8) {
-    if STATE.fetch_and(!what, Relaxed) == what {
-        gate::count_bytes(false);
-        init::set_unusual(false);
-        gate::open_malloc_again();
-    }
 }
 
 /// Returns memory that `pinfold heap` can read.
@@ -313,25 +261,11 @@ struct LoaderState {
 
 /// Gives the child of a fork a profile of its own.
 pub(crate) fn in_child() {
-    // The thread that was starting or stopping samples does not exist here.
-    BUSY.store(false, Relaxed);
+    mode::in_child();
     APART.store(REFUSED, Relaxed);
     profile::in_child(live::process());
     show();
     guarded::in_child();
-}
-
-fn exclusively(f: impl FnOnce() -> bool) -> bool {
-    // Acquire and the release below pair: this thread sees what the last one did.
-    if BUSY
-        .compare_exchange(false, true, Acquire, Relaxed)
-        .is_err()
-    {
-        return false;
-    }
-    let done = f();
-    BUSY.store(false, Release);
-    done
 }
 
 /// Allocates like `heap::alloc`, while samples are taken, a block that is not counted yet.
@@ -360,7 +294,7 @@ pub(crate) fn alloc_sampled(
     mean: u64,
     from: usize,
 ) -> *mut u8 {
-    let what_for = STATE.load(Relaxed);
+    let what_for = mode::samples();
     let block = alloc_guarded(size, align, zeroed, from);
     let (block, is_known) = match what_for & !GUARD {
         0 if block.is_null() => (heap::alloc_aligned_plain(size, align, zeroed), false),
@@ -417,7 +351,7 @@ fn alloc_known(size: usize, align: usize, zeroed: bool) -> (*mut u8, bool) {
 /// whose free always looks in the table of sampled blocks.
 #[cold]
 pub(crate) fn made_large(block: *mut u8, size: usize) {
-    if is_on()
+    if mode::is_sampling()
         && let Some(mean) = profile::due(size)
     {
         let from = profile::here();
@@ -473,7 +407,7 @@ pub(crate) unsafe fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *m
 /// Returns whether the growth of blocks takes part in the countdown. If samples are taken for
 /// guarding alone, only new blocks are sampled. If no samples are taken, a sample keeps its weight.
 fn counts_growth() -> bool {
-    STATE.load(Relaxed) & !GUARD != 0
+    mode::samples() & !GUARD != 0
 }
 
 /// Samples a block without a sample if its growth is due.

@@ -1,7 +1,7 @@
 //! `realloc`: keeps a block where it is, resizes a run in place, moves pages, or copies.
 
 use crate::heap::{ALIGN, alloc_aligned, free, is_in_use, note_larger, usable_size};
-use crate::{count, profiled};
+use crate::{count, mode, profiled};
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
 use pinfold::arena::{self, GRANULE, HUGE, LARGE};
@@ -23,7 +23,7 @@ pub(crate) unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
         set_errno(libc::ENOMEM);
         return null_mut();
     }
-    if count::active() {
+    if mode::reports() {
         count::reallocated();
         // SAFETY: the caller owns `block`, and passes on what it promises.
         return unsafe { profiled::realloc(block, size, || realloc_any(block, size)) };
@@ -61,7 +61,7 @@ pub(crate) unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) 
     if !is_in_use(block) {
         return null_mut();
     }
-    if count::active() {
+    if mode::reports() {
         count::reallocated();
         // SAFETY: the caller owns `block`, and passes on what it promises.
         return unsafe { profiled::realloc(block, size, || realloc_to(block, layout, size)) };

@@ -69,7 +69,7 @@ fn parse_sized_free(value: &[u8]) -> Option<bool> {
     }
 }
 
-use crate::{background, count, init, live};
+use crate::{background, init, live, mode};
 use core::fmt::{self, Write};
 use core::str::from_utf8;
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
@@ -311,7 +311,7 @@ pub fn tell() {
             line(setting.name, value, &wrong);
         } else if setting.name == STATS {
             init::ready();
-            if !count::active() {
+            if !mode::reports() {
                 let remedy = "the statistics' file cannot be made there; name a directory that this process may write to";
                 line(STATS, value, &remedy);
             }
