@@ -5,7 +5,7 @@ use super::rows::{Op, Row};
 use super::subjects::{Name, Subject};
 use crate::args::CounterMemoryChildArgs;
 use anyhow::{Context, Result, bail, ensure};
-use pinfold::counter::{EventCounter, PerCpuCounter};
+use pinfold::counter::{Counters, EventCounter};
 use pinfold_benchkit::cpus;
 use std::fs;
 use std::ops::Deref;
@@ -98,9 +98,7 @@ pub fn child(args: &CounterMemoryChildArgs) -> Result<()> {
         Name::Pinfold => {
             // The values are allocated and written before the first reading.
             let values = vec![1; count];
-            grown(count, |count| {
-                Ok(PerCpuCounter::init_many(&values[..count], 32)?)
-            })?
+            grown(count, |count| Ok(Counters::new(&values[..count], 32)?))?
         }
         Name::PinfoldEvent => several::<EventCounter>(count)?,
         Name::Atomic => several::<AtomicI64>(count)?,

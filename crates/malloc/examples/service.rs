@@ -11,7 +11,7 @@
 //! A shepherd keeps the approximate reads fresh. The threads that count are not interrupted.
 
 use pinfold::counter::{EventCounter, PerCpuCounter, PerCpuHistogram};
-use pinfold::shepherd::Shepherd;
+use pinfold::shepherd::{self, Shepherd};
 use std::error::Error;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -55,9 +55,10 @@ fn print_status() {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let shepherd = Shepherd::new().interval(Duration::from_millis(10));
-    shepherd.watch(&BYTES_IN_USE)?;
-    let running = shepherd.start()?;
+    shepherd::watch(&BYTES_IN_USE)?;
+    let running = Shepherd::new()
+        .interval(Duration::from_millis(10))
+        .start()?;
 
     thread::scope(|scope| {
         for thread in 0..THREADS {

@@ -1042,19 +1042,16 @@ struct pinfold_shepherd *pinfold_shepherd_create(uint64_t interval_ms, unsigned 
 void pinfold_shepherd_destroy(struct pinfold_shepherd *shepherd);
 
 /*
- * Watch one counter, or all counters of `counters`, until pinfold_shepherd_unwatch or until they
- * are destroyed.
+ * Have every shepherd of the process fold one counter, or all counters of `counters`, until
+ * pinfold_shepherd_unwatch or until they are destroyed.
  *
  * Return 0, or -1 with ENOMEM.
  */
-int pinfold_shepherd_watch(const struct pinfold_shepherd *shepherd,
-			   const struct pinfold_counter *counter);
-int pinfold_shepherd_watch_many(const struct pinfold_shepherd *shepherd,
-				const struct pinfold_counters *counters);
+int pinfold_shepherd_watch(const struct pinfold_counter *counter);
+int pinfold_shepherd_watch_many(const struct pinfold_counters *counters);
 
-/* Stops watching `counter`, for all shepherds of the process. */
-void pinfold_shepherd_unwatch(const struct pinfold_shepherd *shepherd,
-			      const struct pinfold_counter *counter);
+/* Stops watching `counter`. */
+void pinfold_shepherd_unwatch(const struct pinfold_counter *counter);
 
 /*
  * Folds the watched counters now, and gives back memory that idle caches hold.

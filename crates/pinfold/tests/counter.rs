@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Random, StopAtEnd, pin};
-use pinfold::counter::{CounterError, EventCounter, PerCpuCounter, PerCpuHistogram};
+use pinfold::counter::{CounterError, Counters, EventCounter, PerCpuCounter, PerCpuHistogram};
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -174,7 +174,7 @@ fn bad_batches_are_refused() {
         PerCpuCounter::with_batch(0, u64::MAX).map(|_| ()),
         batch(u64::MAX)
     );
-    assert_eq!(PerCpuCounter::init_many(&[1], 0).map(|_| ()), batch(0));
+    assert_eq!(Counters::new(&[1], 0).map(|_| ()), batch(0));
     assert_eq!(PerCpuCounter::new().set_batch(0), batch(0));
     assert_eq!(
         PerCpuCounter::with_max_drift(0, 0).map(|_| ()),
@@ -300,7 +300,7 @@ fn a_widening_batch_stays_within_its_drift() {
 #[test]
 fn counters_made_together_count_apart() {
     let values: Vec<i64> = (0..10_000).collect();
-    let counters = PerCpuCounter::init_many(&values, 16).unwrap();
+    let counters = Counters::new(&values, 16).unwrap();
     assert_eq!(counters.len(), 10_000);
     for (at, counter) in counters.iter().enumerate() {
         (0..at % 50).for_each(|_| counter.inc());
@@ -309,8 +309,8 @@ fn counters_made_together_count_apart() {
         assert_eq!(counter.sum(), (at + at % 50) as i64);
     }
     drop(counters);
-    assert!(PerCpuCounter::init_many(&[], 16).unwrap().is_empty());
-    let again = PerCpuCounter::init_many(&values, 16).unwrap();
+    assert!(Counters::new(&[], 16).unwrap().is_empty());
+    let again = Counters::new(&values, 16).unwrap();
     assert!(
         again
             .iter()
@@ -323,7 +323,7 @@ fn counters_made_together_count_apart() {
 fn too_many_counters_are_an_error() {
     let values = vec![0; 3 << 20];
     assert_eq!(
-        PerCpuCounter::init_many(&values, 1).map(|_| ()),
+        Counters::new(&values, 1).map(|_| ()),
         Err(CounterError::OutOfMemory)
     );
 }

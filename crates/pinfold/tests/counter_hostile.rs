@@ -125,7 +125,7 @@ fn handlers_nested_in_increments_lose_nothing() {
         assert!(counter.read().abs_diff(truth) <= counter.error_bound());
         assert!(folds_to(counter, truth), "{} of {truth}", counter.read());
     }
-    assert_eq!(ITEMS.snapshot(Item::Here), truth);
+    assert_eq!(ITEMS.sum(Item::Here), truth);
     assert!(ITEMS.read(Item::Here).abs_diff(truth) <= ITEMS.error_bound(Item::Here));
     assert_eq!(EVENTS.sum(), events + handled);
 }

@@ -8,7 +8,7 @@ use common::machine::{
     wander, while_cpus_come_and_go,
 };
 use pinfold::counter::{EventCounter, PerCpuCounter};
-use pinfold::shepherd::{Running, Shepherd};
+use pinfold::shepherd::{self, Running, Shepherd};
 use pinfold::slab::KmemCache;
 use pinfold::topology::{CpuSet, Topology};
 use std::alloc::Layout;
@@ -63,7 +63,7 @@ fn sums_stay_exact_while_cpus_come_and_go() {
 fn counts_of_an_offline_cpu_are_folded() {
     let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
     let shepherd = Shepherd::new();
-    shepherd.watch(&counter).unwrap();
+    shepherd::watch(&counter).unwrap();
     let cpu = to_switch()[0];
     move_to(0, &[cpu]);
     counter.add(1000);
@@ -200,7 +200,7 @@ impl Watched {
     fn new(shepherd: Shepherd) -> Self {
         let running = shepherd.start().unwrap();
         let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
-        running.watch(&counter).unwrap();
+        shepherd::watch(&counter).unwrap();
         Watched { running, counter }
     }
 
@@ -411,7 +411,7 @@ fn folding_an_isolated_cpu_does_not_disturb_it() {
     let (alone, moves) = spin();
     assert_eq!(moves, 0);
     let running = quick().start().unwrap();
-    running.watch(&counter).unwrap();
+    shepherd::watch(&counter).unwrap();
     let (folded, moves) = spin();
     running.stop();
     println!("{alone} disturbances without folding, {folded} with {moves} folds");

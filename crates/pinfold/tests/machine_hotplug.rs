@@ -9,7 +9,7 @@ use common::machine::{
     while_cpus_come_and_go,
 };
 use pinfold::percpu::{Node, PerCpu, PerCpuList, PerCpuRing};
-use pinfold::shepherd::Shepherd;
+use pinfold::shepherd::{self, Shepherd};
 use pinfold::vmstat::{VmStat, Zone, normal_threshold};
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
@@ -72,8 +72,8 @@ fn thresholds_follow_the_cpus_that_are_online() {
         .interval(Duration::from_millis(5))
         .start()
         .unwrap();
-    running.watch(&stat).unwrap();
-    running.watch(&with_quiet).unwrap();
+    shepherd::watch(&stat).unwrap();
+    shepherd::watch(&with_quiet).unwrap();
     let expect = |wanted| {
         wait_until("the threshold", || stat.threshold(ZONE) == wanted);
         // Other shards and items have the same batch.
@@ -92,8 +92,8 @@ fn thresholds_follow_the_cpus_that_are_online() {
         expect(normal());
         assert!(stat.threshold(ZONE) < before);
         // The counts of the CPUs that went are in the totals.
-        assert_eq!(stat.snapshot(Pool::Used), truth);
-        assert_eq!(stat.snapshot(Pool::Dirty), -truth);
+        assert_eq!(stat.sum(Pool::Used), truth);
+        assert_eq!(stat.sum(Pool::Dirty), -truth);
         wait_until("folding", || stat.read(Pool::Used) == truth);
         let bound = stat.error_bound(Pool::Used);
         assert!(bound <= stat.threshold(ZONE) * listed("possible").len() as u64);
@@ -118,7 +118,7 @@ fn no_count_is_lost_while_thresholds_change() {
         .interval(Duration::from_millis(5))
         .start()
         .unwrap();
-    running.watch(&stat).unwrap();
+    shepherd::watch(&stat).unwrap();
     // Not the isolated CPUs: the threshold of what they count stays.
     let cpus = housekeeping();
     // The adds that have begun, and the adds that have ended. A sum lies between these two.
@@ -143,7 +143,7 @@ fn no_count_is_lost_while_thresholds_change() {
     };
     let look = || {
         let least = done.load(SeqCst);
-        let sum = stat.snapshot(Pool::Used);
+        let sum = stat.sum(Pool::Used);
         let most = begun.load(SeqCst);
         assert!((least..=most).contains(&sum), "{least} {sum} {most}");
         // Lets the shepherd's thread look at the CPUs.
@@ -154,8 +154,8 @@ fn no_count_is_lost_while_thresholds_change() {
     running.stop();
     let truth = done.load(SeqCst);
     assert!(truth > 1000);
-    assert_eq!(stat.snapshot(Pool::Used), truth);
-    assert_eq!(stat.snapshot(Pool::Dirty), -truth);
+    assert_eq!(stat.sum(Pool::Used), truth);
+    assert_eq!(stat.sum(Pool::Dirty), -truth);
     assert_eq!(stat.lost(), 0);
     let seen = seen.into_inner().unwrap();
     println!("thresholds: {seen:?}");

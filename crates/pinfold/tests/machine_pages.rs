@@ -212,7 +212,7 @@ fn a_full_node_passes_requests_to_the_nearest() {
     pages
         .set_policy(100..200, Some(&policy(&format!("bind:{}", full.0))))
         .unwrap();
-    let count = |number: usize, item| pages.numa_stat().snapshot_zone(Zone::normal(number), item);
+    let count = |number: usize, item| pages.numa_stat().sum_zone(Zone::normal(number), item);
 
     let hog = Hog::fill(full);
     pinfold::arena::refresh_room();

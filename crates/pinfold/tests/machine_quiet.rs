@@ -7,7 +7,7 @@ use common::from_environment;
 use common::machine::{housekeeping, listed, move_to, quiet_cpus, wait_until};
 use common::trace::{Event, Trace, now};
 use pinfold::counter::PerCpuCounter;
-use pinfold::shepherd::Shepherd;
+use pinfold::shepherd::{self, Shepherd};
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;
 use std::collections::BTreeMap;
@@ -363,7 +363,7 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
         .interval(Duration::from_millis(5))
         .start()
         .unwrap();
-    running.watch(&COUNTED).unwrap();
+    shepherd::watch(&COUNTED).unwrap();
     let mut left = OBJECTS.iter();
     let (mut folds, mut freed) = (0, 0);
     let (beside, traced) = while_looping("folds, sums, statistics, remote frees", cpu, || {
@@ -415,7 +415,7 @@ fn a_shepherd_can_leave_isolated_cpus_alone() {
         move_to(0, &housekeeping());
     };
     let (all, sparing) = (Shepherd::new(), Shepherd::new().leave_isolated_alone());
-    sparing.watch(&counter).unwrap();
+    shepherd::watch(&counter).unwrap();
     let mut truth = 0;
     // CPUs with `isolcpus=`, with `nohz_full=`, and with both.
     for cpu in quiet_cpus() {

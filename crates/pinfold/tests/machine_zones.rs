@@ -79,7 +79,7 @@ fn zones_in_a_cpuset() {
         let zone = Zone::normal(number);
         assert_eq!(Zone::normal_of(NodeId(id)), Some(zone), "node {id}");
         stat.add(zone, Item::Count, 10);
-        assert_eq!(stat.snapshot_zone(zone, Item::Count), 10);
+        assert_eq!(stat.sum_zone(zone, Item::Count), 10);
         let object = cache.alloc_node_exact(number).unwrap();
         // SAFETY: `alloc_node_exact` returned the object to this thread, and it is 512 bytes large.
         unsafe { object.write_bytes(1, 512) };

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{Random, cpus, pin};
-use pinfold::counter::PerCpuCounter;
-use pinfold::shepherd::{Reach, Shepherd, ShepherdError, register};
+use pinfold::counter::{Counters, PerCpuCounter};
+use pinfold::shepherd::{self, Reach, Shepherd, ShepherdError, register};
 use pinfold::topology::CpuSet;
 use pinfold::vmstat::{VmStat, Zone};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -51,13 +51,13 @@ fn a_tick_folds_what_is_watched_and_nothing_else() {
     let watched = PerCpuCounter::with_batch(0, 1000).unwrap();
     let other = PerCpuCounter::with_batch(0, 1000).unwrap();
     let shepherd = Shepherd::new();
-    shepherd.watch(&watched).unwrap();
+    shepherd::watch(&watched).unwrap();
     watched.add(5);
     other.add(5);
     assert!(shepherd.tick() >= 1);
     assert_eq!((watched.read(), other.read()), (5, 0));
     assert_eq!(shepherd.tick(), 0);
-    shepherd.unwatch(&watched);
+    shepherd::unwatch(&watched);
     watched.add(5);
     assert_eq!(shepherd.tick(), 0);
     assert_eq!((watched.read(), watched.sum()), (5, 10));
@@ -69,7 +69,7 @@ fn a_tick_passes_over_a_shard_whose_adds_cancel() {
     pin(0);
     let counter = PerCpuCounter::with_batch(0, 1000).unwrap();
     let shepherd = Shepherd::new();
-    shepherd.watch(&counter).unwrap();
+    shepherd::watch(&counter).unwrap();
     (0..4).for_each(|_| counter.add(100));
     (0..4).for_each(|_| counter.sub(100));
     assert_eq!((shepherd.tick(), counter.read()), (0, 0));
@@ -87,12 +87,12 @@ fn a_thread_folds_counters_arrays_and_items() {
     let _alone = alone();
     pinfold::vmstat_items! { enum Item { Here = "here", There = "there" } }
     let single = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
-    let many = PerCpuCounter::init_many(&[0; 100], 1 << 20).unwrap();
+    let many = Counters::new(&[0; 100], 1 << 20).unwrap();
     let items: VmStat<Item> = VmStat::new();
     let running = quick().start().unwrap();
-    running.watch(&single).unwrap();
-    running.watch(&many).unwrap();
-    running.watch(&items).unwrap();
+    shepherd::watch(&single).unwrap();
+    shepherd::watch(&many).unwrap();
+    shepherd::watch(&items).unwrap();
     wait_until("the thread", || threads().len() == 1);
     single.add(1);
     many.iter().for_each(|counter| counter.add(2));
@@ -115,18 +115,18 @@ fn a_thread_folds_counters_arrays_and_items() {
 #[test]
 fn counters_may_be_dropped_and_made_while_the_shepherd_folds() {
     let _alone = alone();
-    let running = quick().interval(Duration::from_micros(50)).start().unwrap();
+    let _running = quick().interval(Duration::from_micros(50)).start().unwrap();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for seed in 0..4 {
-            let (stop, running) = (&stop, &running);
+            let stop = &stop;
             scope.spawn(move || {
                 let mut random = Random::new(seed);
                 while !stop.load(Ordering::Relaxed) {
-                    let many = PerCpuCounter::init_many(&[7; 20], 1000).unwrap();
+                    let many = Counters::new(&[7; 20], 1000).unwrap();
                     let single = PerCpuCounter::with_batch(7, 1000).unwrap();
-                    running.watch(&many).unwrap();
-                    running.watch(&single).unwrap();
+                    shepherd::watch(&many).unwrap();
+                    shepherd::watch(&single).unwrap();
                     for n in 0..random.below(300) {
                         single.inc();
                         many[n as usize % 20].dec();
@@ -221,7 +221,7 @@ fn the_thread_reads_no_file_while_the_machine_stays_as_it_is() {
     let _alone = alone();
     let running = quick().start().unwrap();
     let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
-    running.watch(&counter).unwrap();
+    shepherd::watch(&counter).unwrap();
     wait_until("the thread", || threads().len() == 1);
     let thread = threads()[0];
     // The thread reads the files at its first tick, and once more if it has moved.
@@ -262,7 +262,7 @@ fn a_child_after_fork_has_no_thread_but_can_tick() {
     let _alone = alone();
     let counter = PerCpuCounter::with_batch(0, 1000).unwrap();
     let running = quick().start().unwrap();
-    running.watch(&counter).unwrap();
+    shepherd::watch(&counter).unwrap();
     // SAFETY: the child uses only counters and the shepherd, which work after a fork, and calls
     // `_exit`.
     let child = unsafe { libc::fork() };

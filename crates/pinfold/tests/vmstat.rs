@@ -27,8 +27,8 @@ fn items_are_apart_and_add_up_over_zones() {
     pool.inc(Zone::huge(0), Pool::Dirty);
     pool.add(Zone::normal(0), Pool::Hit, i64::MIN);
     pool.add(Zone::normal(0), Pool::Hit, i64::MAX);
-    assert_eq!(pool.snapshot(Pool::Free), 999_993);
-    assert_eq!(pool.snapshot_zone(Zone::huge(0), Pool::Free), -7);
+    assert_eq!(pool.sum(Pool::Free), 999_993);
+    assert_eq!(pool.sum_zone(Zone::huge(0), Pool::Free), -7);
     assert_eq!(
         pool.to_string(),
         "nr_free 999993\nnr_dirty 1\npool_hit -1\n"
@@ -50,11 +50,11 @@ fn a_node_that_does_not_exist_has_no_counts() {
         assert!(!pool.has(zone), "{zone:?}");
         assert_eq!(pool.threshold(zone), 0);
         assert_eq!(pool.read_zone(zone, Pool::Free), 0);
-        assert_eq!(pool.snapshot_zone(zone, Pool::Free), 0);
+        assert_eq!(pool.sum_zone(zone, Pool::Free), 0);
     }
     assert!(pool.has(Zone::normal(0)) && pool.has(Zone::huge(0)));
-    assert_eq!(pool.snapshot_zone(Zone::huge(0), Pool::Free), 3);
-    assert_eq!(pool.snapshot(Pool::Free), 3);
+    assert_eq!(pool.sum_zone(Zone::huge(0), Pool::Free), 3);
+    assert_eq!(pool.sum(Pool::Free), 3);
 }
 
 /// Runs an ignored test of this file in a process with this many made-up nodes.
@@ -121,7 +121,7 @@ fn made_up_nodes_have_two_zones_each() {
         let there = node < nodes;
         let zone = Zone::normal(node);
         let counted = if there { 10 + node as i64 } else { 0 };
-        assert_eq!(pool.snapshot_zone(zone, Pool::Free), counted);
+        assert_eq!(pool.sum_zone(zone, Pool::Free), counted);
         assert_eq!(pool.has(zone), there);
         assert_eq!(Zone::normal_of(NodeId(node)), there.then_some(zone));
         let huge = there.then_some(Zone::huge(node));
@@ -148,7 +148,7 @@ fn thresholds_follow_the_formula_and_change() {
         }
         for n in 0..1000 {
             pool.inc(Zone::normal(0), Pool::Free);
-            let truth = pool.snapshot(Pool::Free);
+            let truth = pool.sum(Pool::Free);
             assert!(
                 pool.read(Pool::Free).abs_diff(truth) <= pool.error_bound(Pool::Free),
                 "{n}"
@@ -157,7 +157,7 @@ fn thresholds_follow_the_formula_and_change() {
     }
     pool.set_normal_threshold().unwrap();
     assert_eq!(pool.threshold(Zone::normal(0)), threshold);
-    assert_eq!(pool.snapshot(Pool::Free), 2000);
+    assert_eq!(pool.sum(Pool::Free), 2000);
     // From the kernel's table in mm/vmstat.c.
     let gib = |gib: u64| gib << 30;
     let table = [
@@ -191,8 +191,8 @@ fn threads_on_all_cpus_lose_nothing() {
             });
         }
     });
-    assert_eq!(POOL.snapshot(Pool::Free), 0);
-    assert_eq!(POOL.snapshot(Pool::Hit), 800_000);
+    assert_eq!(POOL.sum(Pool::Free), 0);
+    assert_eq!(POOL.sum(Pool::Hit), 800_000);
     POOL.fold();
     assert_eq!(POOL.read(Pool::Hit), 800_000);
 }

@@ -116,7 +116,7 @@ fn oversteps_keep_the_bound_beside_folds_from_afar() {
             }
         });
         // No thread counts now, so the bound must hold for the exact value.
-        let (read, exact) = (POOL.read(Pool::Hit), POOL.snapshot(Pool::Hit));
+        let (read, exact) = (POOL.read(Pool::Hit), POOL.sum(Pool::Hit));
         let bound = POOL.error_bound(Pool::Hit);
         assert!(read.abs_diff(exact) <= bound, "{read} for {exact}, {bound}");
         if round % 5 == 0 {

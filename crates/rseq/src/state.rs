@@ -82,6 +82,7 @@ impl Backend {
 /// assert_eq!(Missing::Disabled.to_string(), "switched off by PINFOLD_RSEQ=off");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Missing {
     /// Restartable sequences are in use.
     Nothing,

@@ -5,7 +5,7 @@ use super::{SubjectName, Totals};
 use anyhow::{Context, Result, ensure};
 use hdrhistogram::Histogram;
 use pinfold::counter::PerCpuCounter;
-use pinfold::shepherd::{Running, Shepherd};
+use pinfold::shepherd::{self, Running, Shepherd};
 use pinfold::topology::CpuSet;
 use pinfold_benchkit::{cpus, cycles};
 use std::io;
@@ -194,7 +194,7 @@ impl Folder {
                 let mut cpus = CpuSet::default();
                 setup.others.iter().for_each(|&cpu| cpus.insert(cpu));
                 let running = Shepherd::new().interval(setup.interval).on(cpus).start()?;
-                running.watch(&COUNTED)?;
+                shepherd::watch(&COUNTED)?;
                 Folder::Pinfold(Box::new(running))
             }
         })
@@ -214,7 +214,7 @@ impl Folder {
             Folder::Nobody => {}
             Folder::Local(worker) => worker.stop(),
             Folder::Pinfold(running) => {
-                running.unwatch(&COUNTED);
+                shepherd::unwatch(&COUNTED);
                 running.stop();
             }
         }

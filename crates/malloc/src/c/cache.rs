@@ -144,7 +144,7 @@ pub unsafe extern "C" fn pinfold_cache_destroy(this: *mut CCache) -> c_int {
             unsafe { unboxed(this.cast::<[u64; CACHE_LINE / 8]>()) };
             0
         }
-        Err(Leak { objects, cache }) => {
+        Err(Leak { objects, cache, .. }) => {
             // SAFETY: `read` above moved the value out of the field, and the block was not freed.
             unsafe { (&raw mut (*this).cache).write(cache) };
             failed(if objects > 0 {

@@ -48,7 +48,7 @@ pub unsafe extern "C" fn pinfold_counters_create(
         // SAFETY: the caller promises that `values` is readable for `count` numbers.
         _ => unsafe { core::slice::from_raw_parts(values, count) },
     };
-    boxed_or_errno(PerCpuCounter::init_many(values, batch))
+    boxed_or_errno(Counters::new(values, batch))
 }
 
 /// Defines C functions on a counter: documentation, name and arguments, and the Rust expression.

@@ -183,7 +183,7 @@ pub unsafe extern "C" fn pinfold_percpu_ring_push(this: *const Ring, record: *co
     match ring.push(unsafe { core::slice::from_raw_parts(record, words) }) {
         Ok(()) => 0,
         Err(PushError::Full) => failed(libc::ENOBUFS),
-        Err(PushError::Unavailable) => failed(libc::EAGAIN),
+        Err(_) => failed(libc::EAGAIN),
     }
 }
 

@@ -4,7 +4,7 @@ use super::support::{answer, boxed, null_with, unboxed};
 use core::ffi::{c_int, c_uint};
 use core::time::Duration;
 use pinfold::counter::{Counters, PerCpuCounter};
-use pinfold::shepherd::{Running, Shepherd};
+use pinfold::shepherd::{self, Running, Shepherd};
 
 const SPARE_ISOLATED: c_uint = 1;
 
@@ -40,45 +40,33 @@ pub extern "C" fn pinfold_shepherd_create(interval_ms: u64, flags: c_uint) -> *m
 ///
 /// # Safety
 ///
-/// `this` is a shepherd of this API that has not been destroyed. `counter` is a counter that has
-/// not been destroyed.
+/// `counter` is a counter that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_shepherd_watch(
-    this: *const CShepherd,
-    counter: *const PerCpuCounter,
-) -> c_int {
-    // SAFETY: the caller promises a shepherd and a counter that have not been destroyed.
-    answer(unsafe { (*this).shepherd.watch(&*counter) })
+pub unsafe extern "C" fn pinfold_shepherd_watch(counter: *const PerCpuCounter) -> c_int {
+    // SAFETY: the caller promises a counter that has not been destroyed.
+    answer(shepherd::watch(unsafe { &*counter }))
 }
 
 /// Watches many counters, like [`pinfold_shepherd_watch`].
 ///
 /// # Safety
 ///
-/// `this` is a shepherd of this API that has not been destroyed. `counters` have not been
-/// destroyed.
+/// `counters` have not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_shepherd_watch_many(
-    this: *const CShepherd,
-    counters: *const Counters,
-) -> c_int {
-    // SAFETY: the caller promises a shepherd and counters that have not been destroyed.
-    answer(unsafe { (*this).shepherd.watch(&*counters) })
+pub unsafe extern "C" fn pinfold_shepherd_watch_many(counters: *const Counters) -> c_int {
+    // SAFETY: the caller promises counters that have not been destroyed.
+    answer(shepherd::watch(unsafe { &*counters }))
 }
 
 /// Stops watching a counter, for every shepherd of the process.
 ///
 /// # Safety
 ///
-/// `this` is a shepherd of this API that has not been destroyed. `counter` is a counter that has
-/// not been destroyed.
+/// `counter` is a counter that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_shepherd_unwatch(
-    this: *const CShepherd,
-    counter: *const PerCpuCounter,
-) {
-    // SAFETY: the caller promises a shepherd and a counter that have not been destroyed.
-    unsafe { (*this).shepherd.unwatch(&*counter) };
+pub unsafe extern "C" fn pinfold_shepherd_unwatch(counter: *const PerCpuCounter) {
+    // SAFETY: the caller promises a counter that has not been destroyed.
+    shepherd::unwatch(unsafe { &*counter });
 }
 
 /// Ticks: folds the watched counters, and has caches give idle memory back. Returns how many

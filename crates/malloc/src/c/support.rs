@@ -85,7 +85,8 @@ impl AsErrno for CacheError {
             CacheError::TooLarge => libc::E2BIG,
             CacheError::TooMany => libc::ENOSPC,
             CacheError::NoMemory => libc::ENOMEM,
-            CacheError::NoNodes => libc::EINVAL,
+            // `NoNodes`: the policy names no usable node.
+            _ => libc::EINVAL,
         }
     }
 }

@@ -181,8 +181,8 @@ static void shepherd(void)
 		pinfold_shepherd_create(5, PINFOLD_SHEPHERD_SPARE_ISOLATED);
 
 	CHECK(counter && shepherd);
-	CHECK(pinfold_shepherd_watch(shepherd, counter) == 0);
-	CHECK(pinfold_shepherd_watch_many(shepherd, many) == 0);
+	CHECK(pinfold_shepherd_watch(counter) == 0);
+	CHECK(pinfold_shepherd_watch_many(many) == 0);
 	pinfold_counter_add(counter, 5);
 	CHECK(pinfold_shepherd_tick(shepherd) >= 1);
 	CHECK(pinfold_counter_read(counter) == 5);
@@ -193,7 +193,7 @@ static void shepherd(void)
 		usleep(1000);
 	}
 	pinfold_shepherd_stop(shepherd);
-	pinfold_shepherd_unwatch(shepherd, counter);
+	pinfold_shepherd_unwatch(counter);
 	pinfold_counter_add(counter, 1);
 	CHECK(pinfold_counter_read(counter) == 6);
 	pinfold_counter_destroy(counter);

@@ -8,16 +8,16 @@ use crate::{counter_units, sys};
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-/// Holds counters made together by [`PerCpuCounter::init_many`]: a slice of [`PerCpuCounter`]s.
+/// Many counters with one batch, made together: a slice of [`PerCpuCounter`]s.
 ///
 /// The handles lie side by side, and so do the words of each CPU. `n` counters take `n` times 128
 /// bytes for the handles and `n` times 32 bytes for the totals. Each CPU that adds takes `n` times
 /// 32 bytes more.
 ///
 /// ```
-/// use pinfold::counter::PerCpuCounter;
+/// use pinfold::counter::Counters;
 ///
-/// let by_table = PerCpuCounter::init_many(&[0; 1000], 32)?;
+/// let by_table = Counters::new(&[0; 1000], 32)?;
 /// by_table[7].add(5);
 /// assert_eq!(by_table[7].sum(), 5);
 /// assert_eq!(by_table.iter().map(|rows| rows.sum()).sum::<i64>(), 5);
@@ -36,7 +36,7 @@ unsafe impl Send for Counters {}
 // SAFETY: `&Counters` gives out nothing but `&[PerCpuCounter]`, and `PerCpuCounter` is `Sync`.
 unsafe impl Sync for Counters {}
 
-impl PerCpuCounter {
+impl Counters {
     /// Makes one counter for each of `values`, all with the same batch, packed together. Not for
     /// signal handlers: waits while the process forks.
     ///
@@ -48,13 +48,14 @@ impl PerCpuCounter {
     /// # Examples
     ///
     /// ```
-    /// use pinfold::counter::PerCpuCounter;
+    /// use pinfold::counter::Counters;
     ///
-    /// let counters = PerCpuCounter::init_many(&[1, 2, 3], 64)?;
+    /// let counters = Counters::new(&[1, 2, 3], 64)?;
     /// assert_eq!(counters[2].sum(), 3);
     /// # Ok::<(), pinfold::counter::CounterError>(())
     /// ```
-    pub fn init_many(values: &[i64], batch: u64) -> Result<Counters, CounterError> {
+    #[doc(alias = "percpu_counter_init_many")]
+    pub fn new(values: &[i64], batch: u64) -> Result<Counters, CounterError> {
         if batch == 0 || batch > MAX_BATCH {
             return Err(CounterError::Batch { batch });
         }
@@ -104,7 +105,7 @@ fn handle_bytes(count: usize) -> usize {
 impl Deref for Counters {
     type Target = [PerCpuCounter];
     fn deref(&self) -> &[PerCpuCounter] {
-        // SAFETY: `init_many` wrote `length` handles there. They stay until `drop`, and the borrow
+        // SAFETY: `new` wrote `length` handles there. They stay until `drop`, and the borrow
         // of `self` ends before that. Without handles, the length is 0, and a dangling pointer is
         // allowed.
         unsafe { core::slice::from_raw_parts(self.handles.as_ptr(), self.length) }
@@ -120,7 +121,7 @@ impl Drop for Counters {
             let _held = stripe::hold_all(block);
             watch::forget(block, SIZE);
         }
-        // SAFETY: `init_many` allocated the blocks and mapped the handles with these sizes. `drop`
+        // SAFETY: `new` allocated the blocks and mapped the handles with these sizes. `drop`
         // has the only reference, so no thread adds any more. No folding thread looks at the
         // blocks, because `forget` has cleared their bits. A handle owns nothing but its block.
         unsafe {

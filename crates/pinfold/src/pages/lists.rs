@@ -20,6 +20,7 @@ use core::fmt::{self, Write};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct List {
     /// The node; `None` for the pages that the kernel places by the process's policy.
     pub node: Option<NodeId>,

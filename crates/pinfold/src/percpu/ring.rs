@@ -22,6 +22,7 @@ const AT_ONCE: usize = 8;
 /// assert_eq!(PushError::Full.to_string(), "this CPU's ring is full");
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
 pub enum PushError {
     /// This CPU's ring is full until a reader has read from it.
     Full,

@@ -22,13 +22,12 @@
 //! ```
 //! use core::time::Duration;
 //! use pinfold::counter::PerCpuCounter;
-//! use pinfold::shepherd::Shepherd;
+//! use pinfold::shepherd::{self, Shepherd};
 //!
 //! static OPEN: PerCpuCounter = PerCpuCounter::new();
 //!
-//! let shepherd = Shepherd::new().interval(Duration::from_millis(10));
-//! shepherd.watch(&OPEN)?;
-//! let running = shepherd.start()?;
+//! shepherd::watch(&OPEN)?;
+//! let running = Shepherd::new().interval(Duration::from_millis(10)).start()?;
 //! OPEN.add(7);
 //! while OPEN.read() != 7 {
 //!     std::thread::sleep(Duration::from_millis(1));
@@ -126,10 +125,10 @@ impl core::error::Error for ShepherdError {}
 ///
 /// ```
 /// use pinfold::counter::PerCpuCounter;
-/// use pinfold::shepherd::{Shepherd, ShepherdError, Watch};
+/// use pinfold::shepherd::{self, ShepherdError, Watch};
 ///
 /// fn watch_all(counters: &[impl Watch]) -> Result<(), ShepherdError> {
-///     counters.iter().try_for_each(|counter| Shepherd::new().watch(counter))
+///     counters.iter().try_for_each(shepherd::watch)
 /// }
 /// watch_all(&[PerCpuCounter::new(), PerCpuCounter::new()])?;
 /// # Ok::<(), ShepherdError>(())
@@ -160,15 +159,37 @@ impl sealed::Watch for Counters {
     }
 }
 
+/// Has every shepherd of this process fold `what` from now on, until `what` is [unwatched](unwatch)
+/// or dropped.
+///
+/// `what` may be watched already.
+///
+/// # Errors
+///
+/// [`ShepherdError::OutOfMemory`] if there is no memory for the counter, or for the list of watched
+/// counters.
+pub fn watch(what: &impl Watch) -> Result<(), ShepherdError> {
+    if what.set_watched(true) {
+        Ok(())
+    } else {
+        Err(ShepherdError::OutOfMemory)
+    }
+}
+
+/// Ends the folding of `what`.
+pub fn unwatch(what: &impl Watch) {
+    what.set_watched(false);
+}
+
 /// Describes how a shepherd works, and [ticks](Self::tick) for programs that have their own loops.
 ///
 /// ```
 /// use pinfold::counter::PerCpuCounter;
-/// use pinfold::shepherd::Shepherd;
+/// use pinfold::shepherd::{self, Shepherd};
 ///
 /// let bytes = PerCpuCounter::new();
+/// shepherd::watch(&bytes)?;
 /// let shepherd = Shepherd::new();
-/// shepherd.watch(&bytes)?;
 /// bytes.add(5);
 /// while bytes.read() != 5 {
 ///     shepherd.tick();
@@ -247,27 +268,6 @@ impl Shepherd {
     pub fn leave_isolated_alone(mut self) -> Self {
         self.spare_isolated = true;
         self
-    }
-
-    /// Has every shepherd of this process fold `what` from now on, until `what` is
-    /// [unwatched](Self::unwatch) or dropped.
-    ///
-    /// `what` may be watched already.
-    ///
-    /// # Errors
-    ///
-    /// [`ShepherdError::OutOfMemory`] if there is no memory for the counter, or for the list of
-    /// watched counters.
-    pub fn watch(&self, what: &impl Watch) -> Result<(), ShepherdError> {
-        match what.set_watched(true) {
-            true => Ok(()),
-            false => Err(ShepherdError::OutOfMemory),
-        }
-    }
-
-    /// Ends the folding of `what`.
-    pub fn unwatch(&self, what: &impl Watch) {
-        what.set_watched(false);
     }
 
     /// Does at once what the thread does every interval: folds the watched counters that have

@@ -7,7 +7,6 @@ use super::spawn::{Body, spawn};
 use super::{FOLDS, Reach, Shepherd, ShepherdError, bell, drain, thread_begins, thread_ended};
 use crate::sys;
 use crate::topology::{Topology, affinity};
-use core::ops::Deref;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -46,11 +45,11 @@ struct Shared {
 ///
 /// ```
 /// use pinfold::counter::PerCpuCounter;
-/// use pinfold::shepherd::Shepherd;
+/// use pinfold::shepherd::{self, Shepherd};
 ///
 /// let running = Shepherd::new().start()?;
 /// let bytes = PerCpuCounter::new();
-/// running.watch(&bytes)?;
+/// shepherd::watch(&bytes)?;
 /// bytes.add(5);
 /// running.tick();
 /// running.stop();
@@ -68,16 +67,9 @@ pub struct Running {
 // SAFETY: until the thread is gone, the owner uses only `state` of the shared mapping, which is an
 // atomic. A `Running` can be dropped in any thread, because any thread may join another.
 unsafe impl Send for Running {}
-// SAFETY: `&Running` gives out only `&Shepherd`, which is `Sync`, and the process's count of folds,
+// SAFETY: `&Running` uses only its `Shepherd`, which is `Sync`, and the process's count of folds,
 // which is an atomic.
 unsafe impl Sync for Running {}
-
-impl Deref for Running {
-    type Target = Shepherd;
-    fn deref(&self) -> &Shepherd {
-        &self.shepherd
-    }
-}
 
 impl Running {
     pub(super) fn start(shepherd: Shepherd) -> Result<Running, ShepherdError> {
@@ -125,6 +117,12 @@ impl Running {
                 Err(ShepherdError::Thread { errno })
             }
         }
+    }
+
+    /// Does at once what the thread does every interval, as [`Shepherd::tick`] does. Returns how
+    /// many shards it folded.
+    pub fn tick(&self) -> usize {
+        self.shepherd.tick()
     }
 
     /// Returns how many shards all shepherds of this process have folded so far.

@@ -132,6 +132,7 @@ impl Options {
 /// assert_eq!(large.err(), Some(CacheError::TooLarge));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum CacheError {
     /// The object is larger than [`MAX_OBJECT_SIZE`], or its alignment exceeds 64 KiB.
     TooLarge,

@@ -50,6 +50,7 @@ use pinfold_rseq::possible;
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Statistics {
     /// Allocations that found the main sheaf empty.
     pub alloc_slowpath: u64,

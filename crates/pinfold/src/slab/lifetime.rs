@@ -151,6 +151,7 @@ impl Drop for KmemCache {
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct Leak {
     /// How many objects are not free in a slab. May be 0 if the kernel cannot fence.
     pub objects: usize,
@@ -197,6 +198,7 @@ impl core::error::Error for Leak {}
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Inconsistency {
     /// The first fault.
     pub what: Kind,

@@ -25,6 +25,7 @@ use core::sync::atomic::Ordering::Relaxed;
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Usage {
     /// Objects that users hold. Also counts deferred objects whose sheaf has left the CPU, and
     /// objects that are never used again, because a check found them overwritten.

@@ -51,12 +51,14 @@ pub type NodeSet = Set<{ MAX_NODES / 64 }>;
 /// The file whose content makes no sense, and what is wrong with it.
 ///
 /// ```
-/// use pinfold::topology::{ListError, TopologyError};
+/// use pinfold::topology::Topology;
 ///
-/// let error = TopologyError { file: "sys/devices/system/node/online", what: ListError::Syntax };
-/// assert!(error.to_string().starts_with("/sys/devices/system/node/online: not a list"));
+/// if let Err(error) = Topology::system() {
+///     eprintln!("{error}"); // For example: /sys/devices/system/cpu/online: not a list of numbers
+/// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct TopologyError {
     /// The file, below the root folder.
     pub file: &'static str,

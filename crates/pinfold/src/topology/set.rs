@@ -31,6 +31,7 @@ pub struct Set<const WORDS: usize> {
 /// assert_eq!(CpuSet::parse(b"99999"), Err(ListError::TooLarge));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum ListError {
     /// The text has something else where a number, range or stride should be.
     Syntax,

@@ -8,7 +8,7 @@ impl<I: Item> VmStat<I> {
     /// Compares an item's total over all zones with `with`.
     ///
     /// Decides from [`read`](Self::read) if the result is further from `with` than it may be off.
-    /// Otherwise takes the exact [`snapshot`](Self::snapshot). Interrupts no CPU.
+    /// Otherwise takes the exact [`sum`](Self::sum). Interrupts no CPU.
     ///
     /// ```
     /// use core::cmp::Ordering;
@@ -30,7 +30,7 @@ impl<I: Item> VmStat<I> {
             let (more, off) = zone.read_with_bound();
             (value.wrapping_add(more), bound.saturating_add(off))
         });
-        decide(read, with, || self.snapshot(item))
+        decide(read, with, || self.sum(item))
     }
 
     /// Compares an item's total in one zone with `with`, as [`compare`](Self::compare) does. The

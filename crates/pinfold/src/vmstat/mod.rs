@@ -20,7 +20,7 @@
 //! POOL.add(Zone::normal(0), Pool::Free, 1000);
 //! POOL.dec(Zone::normal(0), Pool::Free);
 //! POOL.inc(Zone::huge(0), Pool::Dirty);
-//! assert_eq!(POOL.snapshot(Pool::Free), 999);
+//! assert_eq!(POOL.sum(Pool::Free), 999);
 //! assert!(POOL.read(Pool::Free).abs_diff(999) <= POOL.error_bound(Pool::Free));
 //! assert_eq!(POOL.to_string(), "nr_free 999\nnr_dirty 1\n");
 //! ```
@@ -81,7 +81,7 @@ const FOLDS: Making = Making {
 /// let nowhere = Zone::normal(1000);
 /// RING.inc(nowhere, Ring::Used);
 /// assert!(!RING.has(nowhere));
-/// assert_eq!((RING.snapshot_zone(nowhere, Ring::Used), RING.lost()), (0, 1));
+/// assert_eq!((RING.sum_zone(nowhere, Ring::Used), RING.lost()), (0, 1));
 /// assert_eq!(Zone::normal_of(NodeId(1000)), None);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,7 +195,7 @@ macro_rules! vmstat_items {
 /// let rings: VmStat<Ring> = VmStat::new();
 /// rings.add(Zone::huge(0), Ring::Used, 5);
 /// let zones = [Zone::normal(0), Zone::huge(0)];
-/// assert_eq!(zones.map(|zone| rings.snapshot_zone(zone, Ring::Used)), [0, 5]);
+/// assert_eq!(zones.map(|zone| rings.sum_zone(zone, Ring::Used)), [0, 5]);
 /// ```
 #[derive(Debug)]
 pub struct VmStat<I: Item> {
@@ -346,14 +346,15 @@ impl<I: Item> VmStat<I> {
     ///
     /// The zones are summed one after the other. So an amount that moves from one zone to another
     /// during the call may count in both or in neither.
-    pub fn snapshot(&self, item: I) -> i64 {
+    pub fn sum(&self, item: I) -> i64 {
         self.of(item)
             .fold(0, |sum, zone| sum.wrapping_add(zone.sum()))
     }
 
     /// Returns an item's exact total in one zone: its value at one moment during the call.
     /// Interrupts no CPU.
-    pub fn snapshot_zone(&self, zone: Zone, item: I) -> i64 {
+    #[doc(alias = "zone_page_state_snapshot")]
+    pub fn sum_zone(&self, zone: Zone, item: I) -> i64 {
         self.in_zone(zone, item).map_or(0, PerCpuCounter::sum)
     }
 

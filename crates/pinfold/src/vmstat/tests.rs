@@ -1,5 +1,5 @@
 use super::*;
-use crate::shepherd::Shepherd;
+use crate::shepherd::{self, Shepherd};
 use crate::topology::{CpuSet, Topology, facts};
 use std::thread;
 
@@ -46,7 +46,7 @@ fn a_race_for_the_first_count_ends_on_the_fast_path() {
             }
         });
         assert_ne!(stat.run.load(Acquire), 0, "slow after round {round}");
-        let counted = [stat.snapshot(FIRST), stat.snapshot(LAST)];
+        let counted = [stat.sum(FIRST), stat.sum(LAST)];
         assert_eq!(counted, [THREADS as i64; 2]);
         assert_eq!(stat.lost(), 0);
     }
@@ -67,7 +67,7 @@ fn another_thread_finishes_what_one_began() {
     assert!(stat.init());
     assert_eq!(stat.run.load(Acquire), run);
     stat.inc(Zone::normal(0), LAST);
-    assert_eq!(stat.snapshot(LAST), 6);
+    assert_eq!(stat.sum(LAST), 6);
 }
 
 /// A machine with 240 possible CPUs, two of them online, and 64 GiB.
@@ -131,13 +131,13 @@ fn thresholds_of_watched_counts_fall_when_cpus_go_offline() {
         }
         assert_eq!(stat.threshold(zone), wanted);
     };
-    shepherd.watch(&stat).unwrap();
-    shepherd.watch(&stat).unwrap();
+    shepherd::watch(&stat).unwrap();
+    shepherd::watch(&stat).unwrap();
     tick_with(b"0-199");
     stat.inc(zone, FIRST);
     thread::scope(|scope| scope.spawn(|| stat.add(zone, LAST, 3)).join().unwrap());
     tick_with(b"0");
-    assert_eq!([stat.snapshot(FIRST), stat.snapshot(LAST)], [1, 3]);
+    assert_eq!([stat.sum(FIRST), stat.sum(LAST)], [1, 3]);
     tick_with(b"0-63");
 
     // A choice of the program stays.
@@ -173,7 +173,7 @@ fn reads_of_items_without_a_name_are_zero() {
     }
     let (none, zone): (VmStat<Nameless>, _) = (VmStat::new(), Zone::normal(0));
     none.init();
-    assert_eq!((none.read(Nameless(0)), none.snapshot(Nameless(1))), (0, 0));
+    assert_eq!((none.read(Nameless(0)), none.sum(Nameless(1))), (0, 0));
     assert_eq!((none.read_zone(zone, Nameless(0)), none.zones()), (0, 0));
     let two: VmStat<Foreign> = VmStat::new();
     for at in 0..2 {
@@ -186,6 +186,6 @@ fn reads_of_items_without_a_name_are_zero() {
             (0, 0)
         );
         assert_eq!(two.read_zone(zone, Foreign(at)), 0);
-        assert_eq!(two.snapshot_zone(zone, Foreign(at)), 0);
+        assert_eq!(two.sum_zone(zone, Foreign(at)), 0);
     }
 }

@@ -56,7 +56,7 @@ impl<I: Item> VmStat<I> {
     /// seconds that CPUs came or went.
     ///
     /// * Thresholds rise at the next add that folds.
-    /// * If a shepherd [watches](crate::shepherd::Shepherd::watch) the counts, its next tick raises
+    /// * If a shepherd [watches](crate::shepherd::watch) the counts, its next tick raises
     ///   or lowers the thresholds. Lowering interrupts the CPUs that count, once for each zone and
     ///   item. It never interrupts an isolated CPU: the threshold of an item that such a CPU has
     ///   counted falls only by a call of this function.

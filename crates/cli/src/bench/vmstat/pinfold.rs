@@ -38,7 +38,7 @@ impl Subject for Rseq {
     }
 
     fn total(&self) -> Option<i64> {
-        Some(self.items.snapshot(FreePages))
+        Some(self.items.sum(FreePages))
     }
 
     fn events(&self) -> i64 {

@@ -85,7 +85,7 @@ pub fn measure(rounds: u32, calls: u32) -> Result<[[Row; TURNS.len()]; 2]> {
         }
     }
     let made = i64::from(rounds + 1) * i64::from(calls) * TURNS.len() as i64;
-    let counted: i64 = (0..MOST).map(|item| ITEMS.snapshot(Nth(item))).sum();
+    let counted: i64 = (0..MOST).map(|item| ITEMS.sum(Nth(item))).sum();
     ensure!(
         counted == made && bytes.total() == Some(made),
         "several items counted {counted} and {:?} after {made} increments; please report this",

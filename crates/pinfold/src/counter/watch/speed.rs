@@ -2,7 +2,7 @@
 //! `cargo test --release -p pinfold --lib counter::watch::speed -- --ignored --nocapture`.
 
 use super::*;
-use crate::counter::PerCpuCounter;
+use crate::counter::Counters;
 use std::println;
 use std::time::Instant;
 use std::vec::Vec;
@@ -26,7 +26,7 @@ fn microseconds(mut work: impl FnMut()) -> f64 {
 #[test]
 #[ignore = "measures; asserts nothing about time"]
 fn idle_counters() {
-    let many = PerCpuCounter::init_many(&[0; COUNTERS], 1 << 20).unwrap();
+    let many = Counters::new(&[0; COUNTERS], 1 << 20).unwrap();
     let block = many[0].shards_or_alloc().unwrap().offset();
     assert!(watch_block(block, COUNTERS * SIZE, true));
     many.iter().for_each(|counter| counter.add(1));

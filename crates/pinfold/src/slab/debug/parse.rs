@@ -24,6 +24,7 @@ use core::fmt;
 /// assert_eq!((error.letter, error.at), ('Q', 12));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ParseError {
     /// The letter.
     pub letter: char,
