@@ -1,7 +1,8 @@
 //! A subject in a process of its own, for a subject that needs its own environment variables.
 //!
 //! The parent sends a cell as a line of JSON and waits for a line with the timings. The child's
-//! threads sleep between cells. So parent and child measure in turns, as if they were one process.
+//! threads sleep between cells. So parent and child measure interleaved, as if they were one
+//! process.
 
 use crate::args::{Setup, SlabChildArgs};
 use crate::runner::{self, Cell};

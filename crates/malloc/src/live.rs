@@ -220,15 +220,15 @@ impl Drop for File {
 impl File {
     /// Makes an anonymous file. Returns `None` if the system refuses.
     fn anonymous(name: &CStr, flags: libc::c_uint) -> Option<File> {
-        // Newer kernels want to know that the file is never executed. Older ones refuse the flag.
+        // Linux 6.3 and later expect `MFD_NOEXEC_SEAL` or `MFD_EXEC`. Older kernels refuse it.
         kernel::memory_file(name, flags | libc::MFD_NOEXEC_SEAL)
             .or_else(|_| kernel::memory_file(name, flags))
             .map(File)
             .ok()
     }
 
-    /// Makes a file of `size` zero bytes, whose descriptor is out of the program's way. Returns
-    /// `None` if the system refuses.
+    /// Creates a memfd of `size` zero bytes. Its descriptor is [`HIGH`] or above, so that the
+    /// program's own `open` still gets the lowest numbers. Returns `None` if the system refuses.
     fn make(name: &CStr, size: usize) -> Option<File> {
         // A larger file than the limit allows would get the process a signal. A forked child may
         // have a lower limit than its parent.

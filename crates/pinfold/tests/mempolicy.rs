@@ -188,7 +188,7 @@ fn errors_name_the_piece_and_what_to_write() {
         (
             "prefer:0-1",
             7,
-            "\"0-1\" at byte 7: prefer takes one node, a plain number; for several write prefer (many)",
+            "\"0-1\" at byte 7: prefer takes one node, a plain number; for several write \"prefer (many)\"",
         ),
         (
             "bind:",

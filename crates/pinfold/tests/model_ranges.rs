@@ -311,54 +311,54 @@ fn two_readers_see_complete_values_while_roots_are_replaced() {
 
 #[test]
 #[should_panic(expected = "torn")]
-fn reads_are_torn_without_the_second_load() {
+fn loom_finds_torn_reads_without_the_second_load() {
     explore(Fault::NoCheck, 1, 1, 2, 2, false);
 }
 
 #[test]
 #[should_panic(expected = "torn")]
-fn reads_are_torn_without_the_readers_fence() {
+fn loom_finds_torn_reads_without_the_readers_fence() {
     explore(Fault::NoReadersFence, 1, 1, 2, 2, false);
 }
 
 #[test]
 #[should_panic(expected = "torn")]
-fn reads_are_torn_without_the_writers_fence() {
+fn loom_finds_torn_reads_without_the_writers_fence() {
     explore(Fault::NoWritersFence, 1, 1, 2, 2, false);
 }
 
 #[test]
 #[should_panic(expected = "stale")]
-fn reads_are_stale_if_the_version_is_loaded_relaxed() {
+fn loom_finds_stale_reads_if_the_version_is_loaded_relaxed() {
     explore(Fault::VersionLoadedRelaxed, 1, 1, 2, 2, false);
 }
 
 #[test]
 #[should_panic(expected = "stale")]
-fn reads_are_stale_if_the_version_is_stored_relaxed() {
+fn loom_finds_stale_reads_if_the_version_is_stored_relaxed() {
     explore(Fault::VersionStoredRelaxed, 1, 1, 2, 2, false);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn roots_are_not_initialized_if_the_pointer_is_loaded_relaxed() {
+fn loom_finds_uninitialized_roots_if_the_pointer_is_loaded_relaxed() {
     explore(Fault::PointerLoadedRelaxed, 1, 1, 2, 2, true);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn roots_are_not_initialized_if_the_pointer_is_stored_relaxed() {
+fn loom_finds_uninitialized_roots_if_the_pointer_is_stored_relaxed() {
     explore(Fault::PointerStoredRelaxed, 1, 1, 2, 2, true);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn strays_find_no_memory_if_a_trees_top_is_loaded_relaxed() {
+fn loom_finds_strays_without_memory_if_a_trees_top_is_loaded_relaxed() {
     explore(Fault::TopLoadedRelaxed, 1, 2, 0, 3, false);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn strays_find_no_memory_if_a_trees_top_is_stored_relaxed() {
+fn loom_finds_strays_without_memory_if_a_trees_top_is_stored_relaxed() {
     explore(Fault::TopStoredRelaxed, 1, 2, 0, 3, false);
 }

@@ -139,7 +139,8 @@ pub fn main(args: Args) -> Result<ExitCode> {
 /// Measures what the arguments ask for. Prints nothing but notes and the progress.
 pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
     let (cpu, others) = choose_cpu(args.cpu)?;
-    // Before `allow` takes the loop's CPU away: the machine's description counts the usable CPUs.
+    // Must run before `allow`: `Machine::read` counts the CPUs that this thread may use, and
+    // `allow` removes the measured CPU from them.
     let machine = Machine::read();
     cpus::allow(&others)
         .with_context(|| format!("cannot move this thread off CPU {cpu}, which the loop needs"))?;
@@ -208,7 +209,7 @@ struct Measured {
     note: Option<String>,
 }
 
-/// Measures slices of all subjects in turns.
+/// Measures slices of all subjects, interleaved.
 fn measure(args: &Args, setup: Setup, progress: &Progress) -> Result<Measured> {
     let slices = (args.seconds / 5.0).ceil().max(2.0);
     let time = Duration::from_secs_f64(args.seconds / slices);

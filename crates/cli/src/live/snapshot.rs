@@ -259,7 +259,7 @@ impl Snapshot {
         Snapshot::read(read).unwrap_or(Err(Refused::Broken))
     }
 
-    /// Reads a segment. `read` returns so many bytes from a place on, or fewer at the end.
+    /// Reads a segment. `read` returns a number of bytes from an offset, or fewer at the end.
     ///
     /// Reads the first page before any other, because the file can be anything, of any size.
     pub fn read(

@@ -34,7 +34,7 @@ pub struct Args {
     json: bool,
 }
 
-/// The header is repeated after so many lines.
+/// The number of lines after which the header is repeated.
 const LINES: u64 = 20;
 
 /// One line. All rates are per second.

@@ -48,7 +48,7 @@ pub struct Args {
     #[arg(short = 's', value_name = "NODE", num_args = 0..=1, require_equals = true)]
     sort: Option<Option<usize>>,
 
-    /// A table for each process, where there are several
+    /// Print one table per process instead of one for all, if several are given
     #[arg(short = 'v')]
     verbose: bool,
 

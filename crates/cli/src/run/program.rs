@@ -12,8 +12,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// How many interpreters of interpreters are followed: as many as the kernel follows.
-const SCRIPTS_DEEP: usize = 4;
+/// Maximum number of `#!` interpreters in a row: the first, and the four recursions that execve(2)
+/// allows.
+const SCRIPTS_DEEP: usize = 5;
 /// Bytes read of a file: more than any program header table takes.
 const HEAD: u64 = 16 << 10;
 

@@ -26,7 +26,8 @@ macro_rules! methods {
         /// `this` was zero at first, and only these functions have changed it.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(this: *const PerCpu<u64>, $($arg: $arg_type),*) $(-> $result)? {
-            // SAFETY: the caller promises a variable. Zero is the state of a new one.
+            // SAFETY: the caller promises that `this` points to a valid variable. Zero is the state
+            // of a new one.
             let $word = unsafe { &*this };
             $body
         }
@@ -91,7 +92,7 @@ pub unsafe extern "C" fn pinfold_percpu_for_each_cpu(
         set_errno(libc::EINVAL);
         return;
     };
-    // SAFETY: the caller promises a variable.
+    // SAFETY: the caller promises that `this` points to a valid variable.
     let word = unsafe { &*this };
     // An index is less than 8192.
     word.for_each_cpu(|cpu, value| each(cpu.map_or(-1, |cpu| cpu as c_int), value, context));
@@ -131,7 +132,7 @@ pub unsafe extern "C" fn pinfold_percpu_list_push(
 /// `this` was zero at first, and only these functions have changed it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_list_pop(this: *const PerCpuList<()>) -> *mut Node<()> {
-    // SAFETY: the caller promises a list.
+    // SAFETY: the caller promises that `this` points to a valid list.
     let node = unsafe { (*this).pop() };
     node.map_or(core::ptr::null_mut(), core::ptr::from_mut)
 }
@@ -154,7 +155,7 @@ pub unsafe extern "C" fn pinfold_percpu_list_take_all(
         return failed(libc::EINVAL);
     };
     let mut taken = 0;
-    // SAFETY: the caller promises a list.
+    // SAFETY: the caller promises that `this` points to a valid list.
     let done = unsafe { &*this }.take_all(|node| {
         taken += 1;
         each(node, context);
@@ -190,7 +191,7 @@ pub unsafe extern "C" fn pinfold_percpu_pair_read(
     first: *mut u64,
     second: *mut u64,
 ) -> c_int {
-    // SAFETY: the caller promises a pair.
+    // SAFETY: the caller promises that `this` points to a valid pair.
     let Some(pair) = unsafe { &*this }.read() else {
         return failed(libc::ENOMEM);
     };
@@ -216,7 +217,7 @@ pub unsafe extern "C" fn pinfold_percpu_pair_cmpxchg(
     first: u64,
     second: u64,
 ) -> bool {
-    // SAFETY: the caller promises a pair.
+    // SAFETY: the caller promises that `this` points to a valid pair.
     unsafe { &*this }.cmpxchg((first_expected, second_expected), (first, second))
 }
 
@@ -236,7 +237,7 @@ pub unsafe extern "C" fn pinfold_percpu_pair_for_each_cpu(
         set_errno(libc::EINVAL);
         return;
     };
-    // SAFETY: the caller promises a pair.
+    // SAFETY: the caller promises that `this` points to a valid pair.
     let pair = unsafe { &*this };
     // An index is less than 8192.
     pair.for_each_cpu(|cpu, (first, second)| each(cpu as c_int, first, second, context));

@@ -56,7 +56,7 @@ macro_rules! methods {
         /// `this` is zero, or holds an array.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name(this: *const Array, at: usize, $($arg: $arg_type),*) $(-> $result)? {
-            // SAFETY: the caller promises an array.
+            // SAFETY: the caller promises that `this` points to an initialised array.
             let Some($element) = unsafe { &*this }.at(at) else {
                 set_errno(libc::EINVAL);
                 return Default::default();
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn pinfold_percpu_array_try_cmpxchg(
     expected: *mut u64,
     new: u64,
 ) -> bool {
-    // SAFETY: the caller promises an array.
+    // SAFETY: the caller promises that `this` points to an initialised array.
     let Some(element) = unsafe { &*this }.at(at) else {
         set_errno(libc::EINVAL);
         return false;
@@ -128,7 +128,7 @@ pub unsafe extern "C" fn pinfold_percpu_array_for_each_cpu(
     each: Option<extern "C" fn(c_int, u64, *mut c_void)>,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller promises an array.
+    // SAFETY: the caller promises that `this` points to an initialised array.
     let element = unsafe { &*this }.at(at);
     let (Some(each), Some(element)) = (each, element) else {
         return failed(libc::EINVAL);
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn pinfold_percpu_ring_init(
 /// `this` is zero, or holds a ring. The words at `record` are readable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_ring_push(this: *const Ring, record: *const u64) -> c_int {
-    // SAFETY: the caller promises a ring.
+    // SAFETY: the caller promises that `this` points to an initialised ring.
     let ring = unsafe { &*this };
     let words = ring.words();
     if words == 0 {
@@ -203,7 +203,7 @@ pub unsafe extern "C" fn pinfold_percpu_ring_drain(
         set_errno(libc::EINVAL);
         return 0;
     };
-    // SAFETY: the caller promises a ring.
+    // SAFETY: the caller promises that `this` points to an initialised ring.
     let ring = unsafe { &*this };
     // An index is less than 8192.
     ring.drain(|cpu, record| each(cpu as c_int, record.as_ptr(), context))

@@ -7,8 +7,8 @@ use super::support::{answer, boxed, null_with, unboxed};
 use core::ffi::c_int;
 use pinfold::mempolicy::SharedPolicy;
 
-/// Creates a map from pages to policies, without policies. Returns null with ENOMEM if there is no
-/// memory.
+/// Creates an empty map from pages to policies. Destroy it with `pinfold_shared_policy_destroy`.
+/// Returns null with ENOMEM if there is no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_shared_policy_create() -> *mut SharedPolicy {
     boxed(SharedPolicy::new())

@@ -426,7 +426,8 @@ impl Shards {
     /// Adds `rest`, the distances of the words past their marks, to the totals. Then puts the
     /// limits a batch of `after` ahead of the marks, instead of `before`.
     ///
-    /// If the reach does not let a total grow, the word's mark and limit stay where they are.
+    /// If a total would leave the interval that limited adds rely on ([`reach`](super::reach)),
+    /// this word is not folded. The shard then has no headroom, and its adds go to the base.
     pub(super) fn fold_rest(self, unit: usize, before: u64, after: u64, rest: [u64; 2]) {
         for (half, total, rest) in [(UP, FOLDED_UP, rest[0]), (DOWN, FOLDED_DOWN, rest[1])] {
             if rest != 0 && !self.raise_total(total, rest) {

@@ -163,8 +163,11 @@ pub fn counts() -> (u64, u64) {
 }
 
 /// Allocates a guarded block of `size` bytes at a multiple of `align`, a power of two. Zeroes the
-/// block if `zeroed` is true. Returns null if the block is not to be guarded: because it is larger
-/// than a page, because another block was guarded a moment ago, or because all slots are in use.
+/// block if `zeroed` is true.
+///
+/// Returns null if this allocation is not guarded: `size` is 0 or more than a page, `align` is more
+/// than a page, the last block was guarded less than [`PAUSE`] ms ago, no slot is free, another
+/// thread is choosing one, the pool does not exist, or the kernel refuses the page.
 ///
 /// The recorded call stack leaves out what `profile::callers` leaves out for `from`.
 ///

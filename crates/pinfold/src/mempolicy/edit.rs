@@ -1,4 +1,4 @@
-//! How a writer makes the next tree of ranges from the published one.
+//! Builds a new version of the range tree, copy-on-write. The published version stays as it is.
 //!
 //! A change of the pages `start..end` concerns the ranges between two *paths* from the root to a
 //! leaf: the left path leads to the last range that starts before `start`, the right path to the
@@ -314,7 +314,8 @@ impl<const WORDS: usize> Pools<WORDS> {
             + self.drop_entries(right.node, 0, to.saturating_sub(skip))
     }
 
-    /// Retires what entries `from` to before `to` of a node hold. Returns the number of ranges.
+    /// Retires the subtrees or ranges below the entries `from..to` of `parent`. Returns how many
+    /// ranges it retired.
     fn drop_entries(&mut self, parent: *mut Node, from: usize, to: usize) -> usize {
         let entries = (from..to).map_while(|at| node(parent).entry(at));
         let mut ranges = 0;

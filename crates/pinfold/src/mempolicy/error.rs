@@ -127,7 +127,7 @@ impl fmt::Display for PolicyError {
                 write!(f, "{} takes no nodes; leave them out", mode.name())
             }
             PolicyError::TakesOneNode => {
-                f.write_str("prefer takes one node; for several use prefer (many)")
+                f.write_str("prefer takes one node; for several nodes use the mode \"prefer (many)\"")
             }
             PolicyError::TakesNoFlags(mode) => {
                 let name = mode.name();

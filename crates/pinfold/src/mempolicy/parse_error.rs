@@ -157,7 +157,7 @@ impl fmt::Display for ParseError {
             }
             Wrong::TooLarge => write!(f, "no node has this number; they are below {MAX_NODES}"),
             Wrong::OneNode => f.write_str(
-                "prefer takes one node, a plain number; for several write prefer (many)",
+                "prefer takes one node, a plain number; for several write \"prefer (many)\"",
             ),
             Wrong::NoNodes => f.write_str("no nodes behind the colon; name some, like 0-3,8"),
             Wrong::NodesForNone => {

@@ -28,7 +28,8 @@ pub(super) fn now_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Returns whether the kernel counts every committed page, touched or not.
+/// Returns whether `vm.overcommit_memory` is 2. The kernel then enforces its commit limit, and
+/// untouched pages count too.
 #[doc(hidden)]
 pub fn commits_strictly() -> bool {
     sys::commits_strictly()

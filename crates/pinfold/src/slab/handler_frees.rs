@@ -30,8 +30,7 @@ use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 impl Descriptor {
-    /// Returns the encoded link that `object` holds while it is set aside, if the next object is
-    /// `to`.
+    /// Encodes the link from `object`, which is set aside, to `to`, the next object of the list.
     fn encode_link(&self, object: *mut u8, to: *mut u8) -> usize {
         match (&self.hardening, &self.slot_layout) {
             (Some(_), _) => {

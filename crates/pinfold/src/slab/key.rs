@@ -298,8 +298,8 @@ impl Hardening {
         }
     }
 
-    /// Removes the key of an object if there is one. Returns false if the object was written to
-    /// while it was free: it held no key, and no zero.
+    /// Removes the key of a free object. Returns false if the key's word holds neither 0 nor a
+    /// valid key, which means that the program wrote to the object after freeing it.
     ///
     /// # Safety
     ///

@@ -176,10 +176,10 @@ macro_rules! vmstat_items {
 
 /// Counts all items in all zones. A static can hold the counts.
 ///
-/// Counting is one critical section, in any thread or signal handler. About one count in a
-/// threshold also folds. If several CPUs count, a fold adds half a threshold that was not counted
-/// yet, as the kernel's *overstep* does. The total of an item that only grows then changes once in
-/// one and a half thresholds. The error bound includes the overstep.
+/// Counting is one critical section, in any thread or signal handler. A CPU folds when it has
+/// counted one threshold since its last fold. If several CPUs count an item, each fold adds half a
+/// threshold in advance (the kernel's *overstep*), so the shared total is written once per 1.5
+/// thresholds instead of once per threshold. The error bound includes the overstep.
 ///
 /// Memory is allocated when the first thing is counted: for each zone and item, 128 bytes for the
 /// counter, 32 bytes for its total, and 32 bytes on each CPU that counts. So two items share a

@@ -32,7 +32,7 @@ impl Rows {
     }
 }
 
-/// Formats a figure with so many digits after the point, or "-" if it was not measured.
+/// Formats a figure with `digits` digits after the point, or "-" if it was not measured.
 pub fn figure(value: Option<f64>, digits: usize) -> String {
     value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
 }

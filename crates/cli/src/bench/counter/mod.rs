@@ -69,7 +69,7 @@ pub struct Args {
     #[arg(long, default_value_t = 0.3, allow_negative_numbers = true, value_parser = seconds)]
     seconds: f64,
 
-    /// Number of runs of each subject, in turns; times are medians, errors are maxima
+    /// Number of runs of each subject, interleaved; times are medians, errors are maxima
     #[arg(long, default_value_t = 3, allow_negative_numbers = true, value_parser = super::at_least_one)]
     rounds: u32,
 

@@ -9,10 +9,10 @@
 //! | step mod 2 | the worker |
 //! |---|---|
 //! | 0 | rests between two adds |
-//! | 1 | is adding or subtracting: its share may be that before or that behind |
+//! | 1 | is adding or subtracting: its share may be that before or that after |
 //!
-//! So the step tells the share. If a worker shows one step before the sum and another step behind
-//! it, its share was each of those in between, and no other.
+//! So a worker's step determines its share. If its step was s before a sum and t after the sum, its
+//! share took exactly the values of the steps s to t during the sum.
 
 use super::workers::{Wave, Worker};
 use pinfold_benchkit::Padded;

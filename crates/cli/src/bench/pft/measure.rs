@@ -1,5 +1,5 @@
 //! Measures all tables. For each number of threads there are rounds. In each round every subject's
-//! region is filled once, in turns.
+//! region is filled once, interleaved.
 
 use super::amount::default_region;
 use super::subjects::{Contenders, SubjectName};

@@ -53,7 +53,7 @@ pub struct Args {
     #[arg(long, allow_negative_numbers = true, value_name = "SIZE")]
     memory: Option<Amount>,
 
-    /// Number of times each region is filled, all subjects in turns; figures are medians. Before
+    /// Number of times each region is filled, subjects interleaved; figures are medians. Before
     /// that, each region is filled once without being measured
     #[arg(long, default_value_t = 10, allow_negative_numbers = true, value_parser = super::at_least_one)]
     rounds: u32,

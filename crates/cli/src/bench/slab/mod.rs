@@ -33,7 +33,7 @@ const SIZE_MOST_OF_MANY: usize = 4096;
 /// are pinned, one to each CPU that this process may use.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Number of times each loop is measured, all subjects in turns; figures are medians
+    /// Number of times each loop is measured, subjects interleaved; figures are medians
     #[arg(long, default_value_t = 21, allow_negative_numbers = true, value_parser = super::at_least_one)]
     rounds: u32,
 

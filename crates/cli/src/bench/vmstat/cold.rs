@@ -97,7 +97,7 @@ impl Packed {
     }
 }
 
-/// Measures all forms in turns. Fails if a total is wrong afterwards.
+/// Measures all forms, interleaved. Fails if a total is wrong afterwards.
 pub fn measure(rounds: u32) -> Result<Rows> {
     let threshold = STAT.threshold(Zone::normal(0)).min(125);
     let threshold = i8::try_from(threshold).unwrap_or(125);

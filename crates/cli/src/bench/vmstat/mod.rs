@@ -64,7 +64,7 @@ const EVENT: &str = "event";
 /// of changes.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Number of times each loop is measured, all subjects in turns
+    /// Number of times each loop is measured, subjects interleaved
     #[arg(long, default_value_t = 101, allow_negative_numbers = true, value_parser = super::at_least_one)]
     rounds: u32,
 
@@ -140,7 +140,7 @@ pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
     Ok(Sheet::new(report(args, &measured), json, picture))
 }
 
-/// What the loops of one subject took and made.
+/// Measured cycles and counted changes of one subject.
 #[derive(Default)]
 struct Samples {
     /// Cycles per call without signals, by operation. One sample for each round.

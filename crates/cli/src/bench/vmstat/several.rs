@@ -60,8 +60,8 @@ impl Bytes {
     }
 }
 
-/// Measures both forms in turns. Returns the rows of each, one for each of [`TURNS`]. Fails if a
-/// total is wrong afterwards.
+/// Measures both forms, interleaved. Returns the rows of each, one for each of [`TURNS`]. Fails if
+/// a total is wrong afterwards.
 pub fn measure(rounds: u32, calls: u32) -> Result<[[Row; TURNS.len()]; 2]> {
     let threshold = ITEMS.threshold(Zone::normal(0)).min(125);
     let bytes = Bytes {

@@ -1,4 +1,4 @@
-//! The connections of clients, of which only so many are open at once.
+//! The connections of clients, of which a limited number is open at once.
 //!
 //! A client that connects and then does nothing must not keep another client out. So at the limit,
 //! the connection that has waited longest for its client is closed, and a new one takes its place.

@@ -41,7 +41,7 @@ pub fn in_shared() -> Result<SharedCounters> {
     );
     // SAFETY: the descriptor is new, so this value alone owns it.
     let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-    SharedCounters::in_shared(fd.as_raw_fd(), 1).context("a counter in shared memory")
+    SharedCounters::in_shared(fd.as_raw_fd(), 1).context("cannot make a counter in shared memory")
 }
 
 /// Returns how far `pinfold`'s cheap reads may be off, in pages: 64 mappings of the loop for each

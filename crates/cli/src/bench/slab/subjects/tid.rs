@@ -87,7 +87,8 @@ impl Tid {
     pub fn new(backing: KmemCache) -> Result<Tid> {
         ensure!(double_word::missing().is_none(), "no double-word exchange");
         ensure!(backing.object_size() >= 8, "no room for a link in objects");
-        // A spilled list and one more object fit into a batch, and the id can count them.
+        // At most 255 objects: a spilled list and the object being freed must fit into a `Batch`
+        // (256), and the id has 8 bits for the count.
         let capacity = backing.statistics().sheaf_capacity.min(Batch::MOST - 1);
         let local = |cpu: usize| Local(Pair([0, (cpu as u64) << CPU].map(AtomicU64::new)));
         Ok(Tid {
