@@ -56,7 +56,7 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     let root = ROOT.as_os_str().as_bytes();
-    let topology = match Topology::read(root) {
+    let topology = match Topology::read_below(root) {
         Ok(topology) => topology,
         Err(error) => return assert!(!error.to_string().is_empty()),
     };
@@ -66,16 +66,16 @@ fuzz_target!(|data: &[u8]| {
     let housekeeping = topology.housekeeping();
     assert!(housekeeping.without(&topology.allowed).is_empty());
     for node in [0, 1, 1023].map(NodeId) {
-        let _ = topology.cpus_of(root, node);
-        let _ = topology.memory_of(root, node);
+        let _ = topology.cpus_of(node);
+        let _ = topology.memory_of(node);
         for to in [0, 1, 1023].map(NodeId) {
-            let _ = topology.distance(root, node, to);
+            let _ = topology.distance(node, to);
         }
     }
     // A file for each node: more of them would only cost time.
     if topology.nodes.len() <= 4 {
-        let weights = Weights::read(root, &topology.nodes);
-        let distances = Distances::read(root, &topology);
+        let weights = Weights::read(&topology);
+        let distances = Distances::read(&topology);
         for node in topology.nodes.iter().map(NodeId) {
             assert!(weights.weight(node) > 0);
             let order: NodeSet = distances.nearest_first(node).map(|node| node.0).collect();
@@ -90,10 +90,11 @@ fuzz_target!(|data: &[u8]| {
 
 /// What is printed of a list is read back as the same list.
 fn read_back(list: &[u8]) {
-    if let Ok(cpus) = CpuSet::parse(list) {
-        assert_eq!(CpuSet::parse(cpus.to_string().as_bytes()), Ok(cpus));
+    let list = String::from_utf8_lossy(list);
+    if let Ok(cpus) = list.parse::<CpuSet>() {
+        assert_eq!(cpus.to_string().parse::<CpuSet>(), Ok(cpus));
     }
-    if let Ok(nodes) = NodeSet::parse(list) {
-        assert_eq!(NodeSet::parse(nodes.to_string().as_bytes()), Ok(nodes));
+    if let Ok(nodes) = list.parse::<NodeSet>() {
+        assert_eq!(nodes.to_string().parse::<NodeSet>(), Ok(nodes));
     }
 }

@@ -93,13 +93,13 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let topology = if root == Path::new("/") {
         Topology::system()
     } else {
-        Topology::read(root.as_os_str().as_bytes())
+        Topology::read_below(root.as_os_str().as_bytes())
     };
     let mut checks = vec![rseq(), concurrency_ids(), backend(), membarrier()];
     match &topology {
         Ok(topology) => checks.extend([
             cpus(topology),
-            nodes(root, topology),
+            nodes(topology),
             policies::policies(&topology.with_memory),
             isolated(topology),
         ]),
@@ -297,7 +297,7 @@ fn cpus(topology: &Topology) -> Check {
     check("CPUs", true, found, follows)
 }
 
-fn nodes(root: &Path, topology: &Topology) -> Check {
+fn nodes(topology: &Topology) -> Check {
     let with_memory = topology.with_memory.len();
     let mut found = format!(
         "{} ({}), {with_memory} with memory",
@@ -305,12 +305,11 @@ fn nodes(root: &Path, topology: &Topology) -> Check {
         topology.nodes
     );
     if topology.nodes.len() > 1 {
-        let root = root.as_os_str().as_bytes();
         let from = NodeId(topology.nodes.iter().next().unwrap_or(0));
         let row: Vec<String> = topology
             .nodes
             .iter()
-            .map(|to| topology.distance(root, from, NodeId(to)).to_string())
+            .map(|to| topology.distance(from, NodeId(to)).to_string())
             .collect();
         found += &format!("; distances from node {}: {}", from.0, row.join(" "));
     }

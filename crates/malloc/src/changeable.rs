@@ -3,8 +3,8 @@
 //! Another process sends a setting's number and its new value in one word. The process checks the
 //! value as it checks an environment variable's, because the word may come from a hostile writer.
 
-use core::fmt;
-use core::str::from_utf8;
+use crate::settings::parsed;
+use core::fmt::{self, Display};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::time::Duration;
 use pinfold::arena::{self, HugePages, Limit};
@@ -156,12 +156,12 @@ impl Changeable {
                 Unit::BytesOrNone | Unit::Bytes,
                 [b'0'] | [b'0', b'k' | b'K' | b'm' | b'M' | b'g' | b'G' | b't' | b'T'],
             ) => 0,
-            (Unit::Limit | Unit::BytesOrNone | Unit::Bytes, _) => match Limit::parse(value)? {
+            (Unit::Limit | Unit::BytesOrNone | Unit::Bytes, _) => match parsed(value)? {
                 Limit::Bytes(bytes) => bytes as u64,
                 Limit::Percent(percent) => PERCENT + percent as u64,
             },
-            (Unit::HugePages, _) => HugePages::parse(value)? as u64,
-            (Unit::Milliseconds, _) => from_utf8(value).ok()?.parse().ok()?,
+            (Unit::HugePages, _) => parsed::<HugePages>(value)? as u64,
+            (Unit::Milliseconds, _) => parsed(value)?,
         };
         self.is_valid(number).then_some(number)
     }
@@ -214,30 +214,18 @@ impl Changeable {
 #[derive(Clone, Copy, Debug)]
 pub struct Shown(Unit, u64);
 
-impl fmt::Display for Shown {
+impl Display for Shown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Shown(unit, value) = *self;
         match unit {
             Unit::Limit | Unit::BytesOrNone if value == NONE => f.write_str("none"),
             Unit::Limit if value > PERCENT => write!(f, "{}%", value - PERCENT),
-            Unit::Limit | Unit::Bytes | Unit::BytesOrNone => bytes(f, value),
-            Unit::HugePages => f.write_str(match huge_pages_of(value) {
-                Some(HugePages::Never) => "never",
-                Some(HugePages::Always) => "always",
-                _ => "auto",
-            }),
+            Unit::Limit | Unit::Bytes | Unit::BytesOrNone => {
+                Limit::Bytes(usize::try_from(value).unwrap_or(usize::MAX)).fmt(f)
+            }
+            Unit::HugePages => huge_pages_of(value).unwrap_or(HugePages::Auto).fmt(f),
             Unit::Milliseconds => write!(f, "{value} ms"),
         }
-    }
-}
-
-/// Writes bytes with the largest suffix that leaves a whole number.
-fn bytes(f: &mut fmt::Formatter<'_>, value: u64) -> fmt::Result {
-    let suffixes = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
-    let fits = |&&(shift, _): &&(u32, &str)| value > 0 && value.trailing_zeros() >= shift;
-    match suffixes.iter().find(fits) {
-        Some((shift, suffix)) => write!(f, "{}{suffix}", value >> shift),
-        None => write!(f, "{value}"),
     }
 }
 

@@ -71,7 +71,7 @@ fn parse_sized_free(value: &[u8]) -> Option<bool> {
 
 use crate::{background, init, live, mode};
 use core::fmt::{self, Write};
-use core::str::from_utf8;
+use core::str::{FromStr, from_utf8};
 use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use pinfold::arena::{HugePages, Limit};
 use pinfold::mempolicy::{self, Mempolicy};
@@ -108,6 +108,11 @@ enum Grammar {
     Path,
 }
 
+/// Returns what a setting's text means to a type, or `None` if it means nothing.
+pub(crate) fn parsed<T: FromStr>(value: &[u8]) -> Option<T> {
+    from_utf8(value).ok()?.parse().ok()
+}
+
 /// Lists all environment variables that Pinfold reads. docs/environment.md describes them in this
 /// order.
 pub static SETTINGS: [Setting; 16] = [
@@ -116,14 +121,14 @@ pub static SETTINGS: [Setting; 16] = [
         values: "bytes, as 512M, or a percentage from 1% to 100%",
         default: "no soft limit",
         help: "near this much memory, free memory goes back to the system first",
-        grammar: Grammar::Word(|value| Limit::parse(value).is_some()),
+        grammar: Grammar::Word(|value| parsed::<Limit>(value).is_some()),
     },
     Setting {
         name: THP,
         values: "never, auto or always",
         default: "auto",
         help: "which memory comes in huge pages of 2 MiB",
-        grammar: Grammar::Word(|value| HugePages::parse(value).is_some()),
+        grammar: Grammar::Word(|value| parsed::<HugePages>(value).is_some()),
     },
     Setting {
         name: SHEPHERD,
@@ -186,7 +191,7 @@ pub static SETTINGS: [Setting; 16] = [
         values: "off, cpu or cid",
         default: "the best that the machine offers",
         help: "how operations on per-CPU memory are carried out",
-        grammar: Grammar::Word(|value| Backend::parse(value).is_some()),
+        grammar: Grammar::Word(|value| parsed::<Backend>(value).is_some()),
     },
     Setting {
         name: STATS,

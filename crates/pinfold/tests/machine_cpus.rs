@@ -253,7 +253,7 @@ fn the_shepherd_runs_on_no_isolated_cpu() {
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn the_shepherd_leaves_cpus_that_go_offline() {
     move_to(0, &listed("online"));
-    let set = |cpus: &str| CpuSet::parse(cpus.as_bytes()).unwrap();
+    let set = |cpus: &str| cpus.parse::<CpuSet>().unwrap();
     let without = |cpu| -> Vec<_> {
         housekeeping()
             .into_iter()

@@ -73,14 +73,14 @@ fn the_topology_is_read_correctly() {
         with_memory(&nodes)
     );
     for node in &nodes {
-        let cpus = topology.cpus_of(b"/", NodeId(node.id)).unwrap();
+        let cpus = topology.cpus_of(NodeId(node.id)).unwrap();
         assert_eq!(cpus.iter().collect::<Vec<_>>(), node.cpus);
         let distances = ids
             .iter()
-            .map(|&to| topology.distance(b"/", NodeId(node.id), NodeId(to)));
+            .map(|&to| topology.distance(NodeId(node.id), NodeId(to)));
         assert_eq!(distances.collect::<Vec<_>>(), node.distances);
         // The kernel keeps some memory for itself, most of it from the first node.
-        let mebibytes = topology.memory_of(b"/", NodeId(node.id)) >> 20;
+        let mebibytes = topology.memory_of(NodeId(node.id)) >> 20;
         let least = node.mebibytes * 6 / 10;
         assert!(
             (least..=node.mebibytes).contains(&mebibytes),

@@ -23,7 +23,7 @@ fn nodes() -> Vec<(NodeId, Option<usize>)> {
     let nodes = topology.with_memory.iter().map(NodeId);
     nodes
         .map(|node| {
-            let cpus = topology.cpus_of(b"/", node).unwrap();
+            let cpus = topology.cpus_of(node).unwrap();
             let cpu = cpus.iter().find(|&cpu| !topology.isolated.contains(cpu));
             (node, cpu)
         })
@@ -77,7 +77,7 @@ fn every_page_lies_on_its_policys_node() {
         return;
     }
     let (first, last) = (all[0].0, all[all.len() - 1].0);
-    let distances = Distances::read(b"/", &Topology::system().unwrap());
+    let distances = Distances::read(&Topology::system().unwrap());
     let pages = Pages::new("lie").unwrap();
     for (here, cpu) in nodes() {
         let Some(cpu) = cpu else {
@@ -200,7 +200,7 @@ fn a_full_node_passes_requests_to_the_nearest() {
     let (full, _) = *all.last().unwrap();
     let number = all.len() - 1;
     pin(all[0].1.unwrap());
-    let distances = Distances::read(b"/", &Topology::system().unwrap());
+    let distances = Distances::read(&Topology::system().unwrap());
     let next = distances.nearest_first(full).nth(1).unwrap();
     let next_number = all.iter().position(|(node, _)| *node == next).unwrap();
 

@@ -166,8 +166,8 @@ fn policies(nodes: &[usize]) -> Vec<Mempolicy> {
 fn every_page_of_a_range_lies_on_the_predicted_node() {
     let Some(nodes) = nodes() else { return };
     let topology = Topology::system().unwrap();
-    let distances = Distances::read(b"/", &topology);
-    let weights = Weights::read(b"/", &topology.with_memory);
+    let distances = Distances::read(&topology);
+    let weights = Weights::read(&topology);
     let allowed = mempolicy::mems_allowed().unwrap();
     // Older kernels count in 32 bits.
     let counted = match policy_machine::kernel() < (6, 7) {
@@ -202,7 +202,7 @@ fn every_page_of_a_range_lies_on_the_predicted_node() {
 fn a_threads_policy_places_its_memory() {
     let Some(nodes) = nodes() else { return };
     let topology = Topology::system().unwrap();
-    let distances = Distances::read(b"/", &topology);
+    let distances = Distances::read(&topology);
     let local = NodeId(nodes[1]);
     run_on(&topology, local);
     for policy in policies(&nodes)
@@ -237,7 +237,7 @@ fn a_threads_policy_places_its_memory() {
 fn nearest_first_is_the_kernels_order() {
     let Some(nodes) = nodes() else { return };
     let topology = Topology::system().unwrap();
-    let distances = Distances::read(b"/", &topology);
+    let distances = Distances::read(&topology);
     let mut options = fs::OpenOptions::new();
     let options = options.read(true).custom_flags(libc::O_NONBLOCK);
     let mut log = options.open("/dev/kmsg").unwrap();
@@ -335,7 +335,7 @@ fn shared_memory_has_one_policy_in_all_mappings() {
     file.set_len(24 * 4096).unwrap();
     let (pages, inode) = (Pages::shared(&file, 24), file.metadata().unwrap().ino());
     let topology = Topology::system().unwrap();
-    let distances = Distances::read(b"/", &topology);
+    let distances = Distances::read(&topology);
     for policy in ["interleave", "interleave=relative:0-1"] {
         let mut policy = Mempolicy::parse(policy).unwrap();
         mempolicy::apply(pages.at(0), pages.size(), &policy, Move::No, false).unwrap();

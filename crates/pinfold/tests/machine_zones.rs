@@ -67,7 +67,7 @@ fn zones_in_a_cpuset() {
     let Ok(list) = std::env::var(ALLOWED) else {
         return;
     };
-    let allowed = NodeSet::parse(list.as_bytes()).unwrap();
+    let allowed: NodeSet = list.parse().unwrap();
     let group = policy_machine::Group::new("zones");
     group.allow(&allowed);
     group.enter();

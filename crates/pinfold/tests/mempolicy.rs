@@ -10,7 +10,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 fn nodes(list: &str) -> NodeSet {
-    NodeSet::parse(list.as_bytes()).unwrap()
+    list.parse().unwrap()
 }
 
 const FLAGS: [&str; 9] = [
@@ -372,13 +372,14 @@ fn weights_are_read_and_default_to_one() {
         .path()
         .join("sys/kernel/mm/mempolicy/weighted_interleave");
     fs::create_dir_all(&folder).unwrap();
+    let online = root.path().join("sys/devices/system/node/online");
+    fs::create_dir_all(online.parent().unwrap()).unwrap();
+    fs::write(online, "0-3,700").unwrap();
     for (node, text) in [(0, "3\n"), (1, "0\n"), (2, "256\n"), (700, "255\n")] {
         fs::write(folder.join(format!("node{node}")), text).unwrap();
     }
-    let weights = Weights::read(
-        root.path().as_os_str().as_encoded_bytes(),
-        &nodes("0-3,700"),
-    );
+    let machine = Topology::read_below(root.path().as_os_str().as_encoded_bytes()).unwrap();
+    let weights = Weights::read(&machine);
     let of = |node| weights.weight(NodeId(node));
     assert_eq!(
         [of(0), of(1), of(2), of(3), of(700), of(9999)],
@@ -445,7 +446,7 @@ fn nodes_without_memory_are_passed_over() {
     // has no CPUs.
     assert_eq!(order, [NodeId(2), NodeId(0)]);
     let here = Topology::system().unwrap();
-    let distances = Distances::read(b"/", &here);
+    let distances = Distances::read(&here);
     assert_eq!(
         distances.nearest_first(NodeId(0)).count(),
         here.with_memory.len()

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 fn nodes(list: &str) -> NodeSet {
-    NodeSet::parse(list.as_bytes()).unwrap()
+    list.parse().unwrap()
 }
 
 fn bound(policy: &str, allowed: &str) -> Mempolicy {

@@ -119,7 +119,7 @@ fn rebinds() {
     if !faked() {
         return;
     }
-    let allowed = |list: &str| NodeSet::parse(list.as_bytes()).unwrap();
+    let allowed = |list: &str| list.parse::<NodeSet>().unwrap();
     let pages = Pages::new("rebound").unwrap();
     pages.set_policy(0..10, Some(&policy("bind:0"))).unwrap();
     pages

@@ -128,8 +128,8 @@ fn the_map_keeps_copies() {
     shared.set(0..10, Some(&mine)).unwrap();
     shared.set(20..30, Some(&mine)).unwrap();
     let mut found = shared.lookup(5).unwrap();
-    mine.rebind(&NodeSet::parse(b"7").unwrap());
-    found.rebind(&NodeSet::parse(b"8").unwrap());
+    mine.rebind(&"7".parse().unwrap());
+    found.rebind(&"8".parse().unwrap());
     assert_eq!(shared.lookup(5).unwrap().nodes().to_string(), "0-1");
     shared.set(0..10, None).unwrap();
     assert_eq!(found.nodes().to_string(), "8");
@@ -338,10 +338,10 @@ fn the_maps_default_is_bound_again_together_with_its_ranges() {
     let policy = Mempolicy::parse("interleave=relative:0-1").unwrap();
     shared.set_default(Some(&policy)).unwrap();
     let nodes = |page| shared.lookup(page).unwrap().nodes().to_string();
-    shared.rebind(&NodeSet::parse(b"4-7").unwrap()).unwrap();
+    shared.rebind(&"4-7".parse().unwrap()).unwrap();
     assert_eq!(nodes(0), "4-5");
     shared.set(0..1, Some(&policy)).unwrap();
-    shared.rebind(&NodeSet::parse(b"2-3").unwrap()).unwrap();
+    shared.rebind(&"2-3".parse().unwrap()).unwrap();
     assert_eq!((nodes(0), nodes(1)), ("2-3".to_owned(), "2-3".to_owned()));
 }
 

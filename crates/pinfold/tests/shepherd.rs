@@ -155,7 +155,7 @@ fn bad_requests_are_refused() {
     let interval = |interval| Shepherd::new().interval(interval).start().map(|_| ());
     assert_eq!(interval(Duration::ZERO), Err(ShepherdError::Interval));
     assert_eq!(interval(Duration::MAX), Err(ShepherdError::Interval));
-    let nowhere = CpuSet::parse(b"8000").unwrap();
+    let nowhere: CpuSet = "8000".parse().unwrap();
     assert_eq!(
         Shepherd::new().on(nowhere).start().map(|_| ()),
         Err(ShepherdError::NoCpu)
@@ -193,7 +193,7 @@ fn the_thread_stays_where_others_move_it() {
     if cpus() < 2 {
         return;
     }
-    let running = quick().on(CpuSet::parse(b"0").unwrap()).start().unwrap();
+    let running = quick().on("0".parse().unwrap()).start().unwrap();
     wait_until("the thread", || threads().len() == 1);
     let thread = threads()[0];
     wait_until("moving", || affinity(thread) == [0]);

@@ -36,35 +36,29 @@ fn sparse_and_memoryless_nodes() {
         (&format!("{NODE}/node0/distance"), "10 21 32\n"),
     ]);
     let root = bytes(root.path());
-    let topology = Topology::read(root).unwrap();
+    let topology = Topology::read_below(root).unwrap();
     assert_eq!(topology.nodes.to_string(), "0,2,8");
     assert_eq!(topology.with_memory.to_string(), "2,8");
     assert_eq!(topology.possible.len(), 16);
     assert_eq!(topology.allowed.to_string(), "0-11");
-    assert_eq!(
-        topology.cpus_of(root, NodeId(2)).unwrap().to_string(),
-        "4-7"
-    );
-    assert!(topology.cpus_of(root, NodeId(8)).unwrap().is_empty());
-    assert!(topology.cpus_of(root, NodeId(5)).unwrap().is_empty());
-    assert_eq!(topology.distance(root, NodeId(0), NodeId(8)), 32);
-    assert_eq!(topology.distance(root, NodeId(2), NodeId(8)), 20);
-    assert_eq!(topology.distance(root, NodeId(2), NodeId(2)), 10);
+    assert_eq!(topology.cpus_of(NodeId(2)).unwrap().to_string(), "4-7");
+    assert!(topology.cpus_of(NodeId(8)).unwrap().is_empty());
+    assert!(topology.cpus_of(NodeId(5)).unwrap().is_empty());
+    assert_eq!(topology.distance(NodeId(0), NodeId(8)), 32);
+    assert_eq!(topology.distance(NodeId(2), NodeId(8)), 20);
+    assert_eq!(topology.distance(NodeId(2), NodeId(2)), 10);
 }
 
 #[test]
 fn a_machine_without_numa_has_one_node() {
     let root = machine(&[(&format!("{CPU}/online"), "0-1\n")]);
     let root = bytes(root.path());
-    let topology = Topology::read(root).unwrap();
+    let topology = Topology::read_below(root).unwrap();
     assert_eq!(
         (topology.nodes.to_string(), topology.possible.len()),
         ("0".to_owned(), 2)
     );
-    assert_eq!(
-        topology.cpus_of(root, NodeId(0)).unwrap(),
-        topology.possible
-    );
+    assert_eq!(topology.cpus_of(NodeId(0)).unwrap(), topology.possible);
 }
 
 #[test]
@@ -74,14 +68,14 @@ fn isolated_cpus_are_not_housekeeping() {
         (&format!("{CPU}/isolated"), "4-5\n"),
         (&format!("{CPU}/nohz_full"), "6-7\n"),
     ]);
-    let topology = Topology::read(bytes(root.path())).unwrap();
+    let topology = Topology::read_below(bytes(root.path())).unwrap();
     assert_eq!(topology.housekeeping().to_string(), "0-3");
     let root = machine(&[
         (&format!("{CPU}/online"), "0-1"),
         (&format!("{CPU}/nohz_full"), " (null)\n"),
     ]);
     assert!(
-        Topology::read(bytes(root.path()))
+        Topology::read_below(bytes(root.path()))
             .unwrap()
             .nohz_full
             .is_empty()
@@ -91,7 +85,7 @@ fn isolated_cpus_are_not_housekeeping() {
         (&format!("{CPU}/isolated"), "0-1\n"),
     ]);
     assert_eq!(
-        Topology::read(bytes(root.path()))
+        Topology::read_below(bytes(root.path()))
             .unwrap()
             .housekeeping()
             .len(),
@@ -107,7 +101,7 @@ fn cgroups_restrict_the_allowed_cpus() {
         ("sys/fs/cgroup/user/cpuset.cpus.effective", "2-3\n"),
     ]);
     assert_eq!(
-        Topology::read(bytes(unified.path()))
+        Topology::read_below(bytes(unified.path()))
             .unwrap()
             .allowed
             .to_string(),
@@ -119,7 +113,7 @@ fn cgroups_restrict_the_allowed_cpus() {
         ("sys/fs/cgroup/cpuset/job/cpuset.effective_cpus", "7\n"),
     ]);
     assert_eq!(
-        Topology::read(bytes(old.path()))
+        Topology::read_below(bytes(old.path()))
             .unwrap()
             .allowed
             .to_string(),
@@ -140,17 +134,17 @@ fn nonsense_is_an_error_and_missing_files_have_defaults() {
         "-",
     ] {
         let root = machine(&[(&format!("{CPU}/online"), text)]);
-        let error = Topology::read(bytes(root.path())).unwrap_err();
+        let error = Topology::read_below(bytes(root.path())).unwrap_err();
         assert!(error.to_string().contains("cpu/online"), "{text}: {error}");
     }
     let root = machine(&[(&format!("{CPU}/online"), &"0,".repeat(100_000))]);
     assert_eq!(
-        Topology::read(bytes(root.path())).unwrap_err().what,
+        Topology::read_below(bytes(root.path())).unwrap_err().what,
         ListError::TooLarge
     );
-    let nothing = Topology::read(b"/no/such/folder").unwrap();
+    let nothing = Topology::read_below(b"/no/such/folder").unwrap();
     assert!(!nothing.possible.is_empty() && nothing.nodes.len() == 1);
-    assert!(Topology::read(&[b'a'; 5000]).is_ok());
+    assert!(Topology::read_below(&[b'a'; 5000]).is_ok());
 }
 
 #[test]
@@ -162,7 +156,7 @@ fn empty_files_count_as_missing() {
             (&format!("{NODE}/online"), text),
             (&format!("{NODE}/has_memory"), text),
         ]);
-        let topology = Topology::read(bytes(root.path())).unwrap();
+        let topology = Topology::read_below(bytes(root.path())).unwrap();
         assert!(!topology.allowed.is_empty() && !topology.housekeeping().is_empty());
         assert_eq!(topology.allowed, topology.possible);
         assert_eq!(topology.with_memory.to_string(), "0");
@@ -182,7 +176,7 @@ fn a_list_in_several_reads_is_complete() {
         std::thread::sleep(std::time::Duration::from_millis(100));
         pipe.write_all(b"5,200\n")
     });
-    let topology = Topology::read(bytes(root.path())).unwrap();
+    let topology = Topology::read_below(bytes(root.path())).unwrap();
     assert_eq!(topology.online.to_string(), "0-15,200");
     writer.join().unwrap().unwrap();
 }
@@ -195,9 +189,9 @@ fn a_node_without_a_cpu_list_has_no_cpus() {
         (&format!("{NODE}/node1/cpulist"), &"4,".repeat(50_000)),
     ]);
     let root = bytes(root.path());
-    let topology = Topology::read(root).unwrap();
-    assert!(topology.cpus_of(root, NodeId(0)).unwrap().is_empty());
-    let error = topology.cpus_of(root, NodeId(1)).unwrap_err();
+    let topology = Topology::read_below(root).unwrap();
+    assert!(topology.cpus_of(NodeId(0)).unwrap().is_empty());
+    let error = topology.cpus_of(NodeId(1)).unwrap_err();
     assert_eq!(error.what, ListError::TooLarge);
 }
 
@@ -210,7 +204,7 @@ fn a_cgroups_nonsense_is_an_error_and_its_empty_list_is_inherited() {
             ("proc/self/cgroup", "garbage\n::\n0::/job\n"),
             (cpuset, text),
         ]);
-        match (Topology::read(bytes(root.path())), found) {
+        match (Topology::read_below(bytes(root.path())), found) {
             (Ok(topology), Some(cpus)) => assert_eq!(topology.allowed.to_string(), cpus),
             (Err(error), None) => assert!(error.to_string().contains("cpuset"), "{error}"),
             (other, _) => panic!("{text}: {other:?}"),
@@ -230,18 +224,18 @@ proptest! {
     fn lists_survive_printing_and_parsing(numbers in prop::collection::vec(0usize..8192, 0..200)) {
         let mut set = CpuSet::default();
         numbers.iter().for_each(|&n| set.insert(n));
-        prop_assert_eq!(CpuSet::parse(set.to_string().as_bytes()).unwrap(), set);
+        prop_assert_eq!(set.to_string().parse::<CpuSet>().unwrap(), set);
     }
 
     #[test]
     fn no_bytes_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-        let _ = CpuSet::parse(&bytes);
+        let _ = String::from_utf8_lossy(&bytes).parse::<CpuSet>();
     }
 
     #[test]
     fn lists_of_list_characters_survive_printing_and_parsing(text in "[0-9,:/-]{0,30}") {
-        if let Ok(set) = CpuSet::parse(text.as_bytes()) {
-            prop_assert_eq!(CpuSet::parse(set.to_string().as_bytes()).unwrap(), set);
+        if let Ok(set) = text.parse::<CpuSet>() {
+            prop_assert_eq!(set.to_string().parse::<CpuSet>().unwrap(), set);
         }
     }
 }
@@ -258,12 +252,12 @@ fn memory_of_a_node_is_read_from_its_meminfo() {
         (&file(2), "Node 2 MemFree:       32000 kB\n"),
     ]);
     let path = root.path().as_os_str().as_encoded_bytes();
-    let machine = Topology::read(path).unwrap();
-    assert_eq!(machine.memory_of(path, NodeId(0)), 16_000 * 1024);
-    assert_eq!(machine.memory_of(path, NodeId(1)), 32_000 * 1024);
+    let machine = Topology::read_below(path).unwrap();
+    assert_eq!(machine.memory_of(NodeId(0)), 16_000 * 1024);
+    assert_eq!(machine.memory_of(NodeId(1)), 32_000 * 1024);
     // Without a file, a node has its share of this machine's memory.
-    assert!(machine.memory_of(path, NodeId(2)) > 1 << 24);
-    assert!(machine.memory_of(path, NodeId(9)) > 1 << 24);
+    assert!(machine.memory_of(NodeId(2)) > 1 << 24);
+    assert!(machine.memory_of(NodeId(9)) > 1 << 24);
 }
 
 /// The library reads files while it holds locks. A thread that was cancelled there would never
@@ -281,7 +275,7 @@ fn reading_files_cancels_no_thread() {
         // SAFETY: `pthread_self` names the calling thread, which exists. It runs on until its next
         // cancellation point.
         unsafe { pthread_cancel(libc::pthread_self()) };
-        let found = Topology::read(b"/").is_ok();
+        let found = Topology::read_below(b"/").is_ok();
         READ.store(found, Relaxed);
         std::ptr::null_mut()
     }

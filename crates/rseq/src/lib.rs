@@ -89,8 +89,8 @@ pub use fence::{FenceError, can_fence, fence, fence_index, fence_is_refused};
 pub use selftest::{SelfTest, preemption_test, selftest};
 pub use stack::STACK_ALIGN;
 pub use state::{
-    Backend, Index, Missing, VARIABLE, backend, current, decided, has_concurrency_ids, init,
-    missing, possible,
+    Backend, BackendError, Index, Missing, VARIABLE, backend, current, decided,
+    has_concurrency_ids, init, missing, possible,
 };
 /// Returns the calling thread's thread pointer. Each living thread of the process has a different
 /// one.

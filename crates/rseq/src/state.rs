@@ -7,6 +7,8 @@
 use crate::selftest::{Block, sections_work};
 use crate::{MAX_INDEX, abi, arch, env, kernel};
 use core::cell::UnsafeCell;
+use core::fmt;
+use core::str::FromStr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize};
 
@@ -32,7 +34,7 @@ pub enum Index {
     Cid,
 }
 
-/// The environment variable that chooses the backend, in the form that [`Backend::parse`] reads.
+/// The environment variable that chooses the backend, in the form that [`Backend`] parses.
 pub const VARIABLE: &str = "PINFOLD_RSEQ";
 
 /// How operations are carried out.
@@ -54,15 +56,8 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// Reads `off` or `0`, `cpu`, or `cid`. Returns `None` for anything else.
-    ///
-    /// ```
-    /// use pinfold_rseq::{Backend, Index};
-    ///
-    /// assert_eq!(Backend::parse(b"cid"), Some(Backend::Rseq(Index::Cid)));
-    /// assert_eq!(Backend::parse(b"maybe"), None);
-    /// ```
-    pub fn parse(value: &[u8]) -> Option<Backend> {
+    /// Parses a word, as `from_str` does.
+    fn parse(value: &[u8]) -> Option<Backend> {
         match value {
             b"off" | b"0" => Some(Backend::Atomic),
             b"cpu" => Some(Backend::Rseq(Index::Cpu)),
@@ -71,6 +66,58 @@ impl Backend {
         }
     }
 }
+
+impl FromStr for Backend {
+    type Err = BackendError;
+
+    /// Reads `off` or `0`, `cpu`, or `cid`.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError`] for anything else.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold_rseq::{Backend, Index};
+    ///
+    /// assert_eq!("cid".parse(), Ok(Backend::Rseq(Index::Cid)));
+    /// assert_eq!(Backend::Atomic.to_string(), "off");
+    /// assert!("maybe".parse::<Backend>().is_err());
+    /// ```
+    fn from_str(value: &str) -> Result<Backend, BackendError> {
+        Backend::parse(value.as_bytes()).ok_or(BackendError)
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Backend::Atomic => "off",
+            Backend::Rseq(Index::Cpu) => "cpu",
+            Backend::Rseq(Index::Cid) => "cid",
+        })
+    }
+}
+
+/// A text that is not a [`Backend`].
+///
+/// ```
+/// use pinfold_rseq::{Backend, BackendError};
+///
+/// assert_eq!("maybe".parse::<Backend>(), Err(BackendError));
+/// assert!(BackendError.to_string().contains("cid"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackendError;
+
+impl fmt::Display for BackendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a backend: give off, cpu or cid")
+    }
+}
+
+impl core::error::Error for BackendError {}
 
 /// Why restartable sequences are not in use.
 ///
@@ -98,8 +145,8 @@ pub enum Missing {
     SelfTest,
 }
 
-impl core::fmt::Display for Missing {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Missing::Nothing => "in use",
             Missing::Disabled => return write!(f, "switched off by {VARIABLE}=off"),

@@ -164,7 +164,7 @@ pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
 /// move there. So they count too, unless the affinity also leaves out other CPUs: then the user has
 /// chosen it.
 fn for_the_loop(machine: &Topology) -> Result<CpuSet> {
-    let in_cgroup = Topology::read(b"/")
+    let in_cgroup = Topology::read_below(b"/")
         .context("reading the machine's CPUs")?
         .allowed;
     let is_chosen = !in_cgroup

@@ -106,7 +106,7 @@ struct Report {
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
-    let online = Topology::read(args.root.as_os_str().as_bytes())?.nodes;
+    let online = Topology::read_below(args.root.as_os_str().as_bytes())?.nodes;
     let mut reports = Vec::new();
     let mut code = ExitCode::SUCCESS;
     let mut pids = Vec::new();

@@ -22,11 +22,10 @@ pub struct Machine {
 impl Machine {
     /// Reads the machine's files below `root`.
     pub fn read(root: &Path) -> Result<Machine> {
-        let bytes = root.as_os_str().as_bytes();
-        let topology = Topology::read(bytes)?;
+        let topology = Topology::read_below(root.as_os_str().as_bytes())?;
         let mut machine = Machine {
             root: root.to_owned(),
-            distances: Distances::read(bytes, &topology),
+            distances: Distances::read(&topology),
             allowed: NodeSet::EMPTY,
             topology,
         };
@@ -54,7 +53,7 @@ impl Machine {
         let list = status
             .lines()
             .find_map(|line| line.strip_prefix("Mems_allowed_list:"))?;
-        NodeSet::parse(list.as_bytes()).ok()
+        list.parse().ok()
     }
 
     #[expect(clippy::disallowed_methods, reason = "a file of the kernel's own")]
@@ -65,9 +64,8 @@ impl Machine {
     /// Returns the node of the CPU that this thread runs on, or the first node with CPUs if no file
     /// tells that CPU.
     pub fn local(&self) -> NodeId {
-        let root = self.root.as_os_str().as_bytes();
         let cpus = |node: usize| {
-            let cpus = self.topology.cpus_of(root, NodeId(node));
+            let cpus = self.topology.cpus_of(NodeId(node));
             cpus.unwrap_or_default()
         };
         let mut nodes = self.topology.nodes.iter();
@@ -88,7 +86,7 @@ impl Machine {
     }
 
     pub fn weights(&self) -> Weights {
-        Weights::read(self.root.as_os_str().as_bytes(), &self.topology.nodes)
+        Weights::read(&self.topology)
     }
 
     /// Returns the kernel's name and release, like "Linux 6.18.5".

@@ -34,11 +34,13 @@
 use super::held;
 use crate::sys;
 use crate::topology::cgroup;
+use core::fmt;
+use core::str::FromStr;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::env;
 
-/// The environment variable with the soft limit, in the form that [`Limit::parse`] reads.
+/// The environment variable with the soft limit, in the form that [`Limit`] parses.
 pub const VARIABLE: &str = "PINFOLD_MEMORY_LIMIT";
 
 /// Bytes that may always be kept if there is no limit.
@@ -74,9 +76,10 @@ static REFUSALS: AtomicUsize = AtomicUsize::new(0);
 /// ```
 /// use pinfold::arena::Limit;
 ///
-/// assert_eq!(Limit::parse(b"512M"), Some(Limit::Bytes(512 << 20)));
-/// assert_eq!(Limit::parse(b"80%"), Some(Limit::Percent(80)));
-/// assert_eq!(Limit::parse(b"1.5G"), None);
+/// assert_eq!("512M".parse(), Ok(Limit::Bytes(512 << 20)));
+/// assert_eq!("80%".parse(), Ok(Limit::Percent(80)));
+/// assert_eq!(Limit::Bytes(512 << 20).to_string(), "512M");
+/// assert!("1.5G".parse::<Limit>().is_err());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
@@ -88,9 +91,8 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// Reads a number of bytes, which `K`, `M`, `G` or `T` (powers of 1024) may follow, or a number
-    /// from 1 to 100 with `%`. Returns `None` for anything else, and for 0.
-    pub fn parse(value: &[u8]) -> Option<Limit> {
+    /// Parses a limit, as `from_str` does.
+    fn parse(value: &[u8]) -> Option<Limit> {
         let (&last, rest) = value
             .split_last()
             .filter(|_| value.len() <= env::MAX_WORD)?;
@@ -106,6 +108,55 @@ impl Limit {
         number(rest)?.checked_mul(1 << shift).map(Limit::Bytes)
     }
 }
+
+impl FromStr for Limit {
+    type Err = LimitError;
+
+    /// Reads a number of bytes, which `K`, `M`, `G` or `T` (powers of 1024) may follow, or a number
+    /// from 1 to 100 with `%`.
+    ///
+    /// # Errors
+    ///
+    /// [`LimitError`] for anything else, and for 0.
+    fn from_str(value: &str) -> Result<Limit, LimitError> {
+        Limit::parse(value.as_bytes()).ok_or(LimitError)
+    }
+}
+
+impl fmt::Display for Limit {
+    /// Writes bytes with the largest suffix that leaves a whole number.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = match *self {
+            Limit::Percent(percent) => return write!(f, "{percent}%"),
+            Limit::Bytes(bytes) => bytes,
+        };
+        let suffixes = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
+        let fits = |&&(shift, _): &&(u32, &str)| bytes > 0 && bytes.trailing_zeros() >= shift;
+        match suffixes.iter().find(fits) {
+            Some((shift, suffix)) => write!(f, "{}{suffix}", bytes >> shift),
+            None => write!(f, "{bytes}"),
+        }
+    }
+}
+
+/// A text that is not a [`Limit`].
+///
+/// ```
+/// use pinfold::arena::{Limit, LimitError};
+///
+/// assert_eq!("0".parse::<Limit>(), Err(LimitError));
+/// assert!(LimitError.to_string().contains("512M"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LimitError;
+
+impl fmt::Display for LimitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a memory limit: give bytes, as 512M, or a percentage from 1% to 100%")
+    }
+}
+
+impl core::error::Error for LimitError {}
 
 /// Returns the value of a decimal number above 0.
 fn number(text: &[u8]) -> Option<usize> {
@@ -355,6 +406,7 @@ pub(crate) fn fork_child() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::string::ToString;
 
     const MIB: usize = 1 << 20;
 
@@ -370,7 +422,8 @@ mod tests {
             ("100%", Limit::Percent(100)),
             ("1%", Limit::Percent(1)),
         ] {
-            assert_eq!(Limit::parse(text.as_bytes()), Some(limit), "{text}");
+            assert_eq!(text.parse(), Ok(limit), "{text}");
+            assert_eq!(limit.to_string().parse(), Ok(limit), "{text}");
         }
         for text in [
             "",
@@ -392,7 +445,7 @@ mod tests {
             "\u{ff}",
             "000000000000000000000000000000000000001",
         ] {
-            assert_eq!(Limit::parse(text.as_bytes()), None, "{text}");
+            assert_eq!(text.parse::<Limit>(), Err(LimitError), "{text}");
         }
     }
 

@@ -16,6 +16,8 @@
 //! default does not matter.
 
 use super::{budget, held, kept};
+use core::fmt;
+use core::str::FromStr;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -35,8 +37,9 @@ const FAR: usize = 4;
 /// ```
 /// use pinfold::arena::HugePages;
 ///
-/// assert_eq!(HugePages::parse(b"never"), Some(HugePages::Never));
-/// assert_eq!(HugePages::parse(b"sometimes"), None);
+/// assert_eq!("never".parse(), Ok(HugePages::Never));
+/// assert_eq!(HugePages::Never.to_string(), "never");
+/// assert!("sometimes".parse::<HugePages>().is_err());
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -51,16 +54,60 @@ pub enum HugePages {
 }
 
 impl HugePages {
-    /// Reads `never`, `auto` or `always`. Returns `None` for anything else.
-    pub fn parse(value: &[u8]) -> Option<HugePages> {
-        match value {
-            b"auto" => Some(HugePages::Auto),
-            b"never" => Some(HugePages::Never),
-            b"always" => Some(HugePages::Always),
-            _ => None,
+    const ALL: [HugePages; 3] = [HugePages::Auto, HugePages::Never, HugePages::Always];
+
+    const fn name(self) -> &'static str {
+        match self {
+            HugePages::Auto => "auto",
+            HugePages::Never => "never",
+            HugePages::Always => "always",
         }
     }
+
+    /// Parses a word, as `from_str` does.
+    fn parse(value: &[u8]) -> Option<HugePages> {
+        let mut all = HugePages::ALL.into_iter();
+        all.find(|mode| mode.name().as_bytes() == value)
+    }
 }
+
+impl FromStr for HugePages {
+    type Err = HugePagesError;
+
+    /// Reads `never`, `auto` or `always`.
+    ///
+    /// # Errors
+    ///
+    /// [`HugePagesError`] for anything else.
+    fn from_str(value: &str) -> Result<HugePages, HugePagesError> {
+        HugePages::parse(value.as_bytes()).ok_or(HugePagesError)
+    }
+}
+
+impl fmt::Display for HugePages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A text that is none of the three words of [`HugePages`].
+///
+/// ```
+/// use pinfold::arena::{HugePages, HugePagesError};
+///
+/// assert_eq!("on".parse::<HugePages>(), Err(HugePagesError));
+/// assert!(HugePagesError.to_string().contains("always"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HugePagesError;
+
+impl fmt::Display for HugePagesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not a choice of huge pages: give never, auto or always")
+    }
+}
+
+impl core::error::Error for HugePagesError {}
 
 static MODE: AtomicU8 = AtomicU8::new(HugePages::Auto as u8);
 
@@ -136,9 +183,11 @@ mod tests {
 
     #[test]
     fn only_the_three_words_are_understood() {
-        assert_eq!(HugePages::parse(b"always"), Some(HugePages::Always));
+        for mode in HugePages::ALL {
+            assert_eq!(mode.name().parse(), Ok(mode));
+        }
         for text in ["", "Auto", "on", "madvise", "never "] {
-            assert_eq!(HugePages::parse(text.as_bytes()), None, "{text}");
+            assert_eq!(text.parse::<HugePages>(), Err(HugePagesError), "{text}");
         }
     }
 }

@@ -24,10 +24,10 @@ impl Mempolicy {
     /// # Examples
     ///
     /// ```
-    /// use pinfold::{mempolicy::Mempolicy, topology::NodeSet};
+    /// use pinfold::mempolicy::Mempolicy;
     ///
     /// let mut policy = Mempolicy::parse("interleave=relative:0-1")?;
-    /// policy.contextualize(&NodeSet::parse(b"4-7")?)?;
+    /// policy.contextualize(&"4-7".parse()?)?;
     /// assert_eq!(policy.nodes().to_string(), "4-5");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -76,11 +76,11 @@ impl Mempolicy {
     /// # Examples
     ///
     /// ```
-    /// use pinfold::{mempolicy::Mempolicy, topology::NodeSet};
+    /// use pinfold::mempolicy::Mempolicy;
     ///
     /// let mut policy = Mempolicy::parse("bind:0-1")?;
-    /// policy.contextualize(&NodeSet::parse(b"0-3")?)?;
-    /// policy.rebind(&NodeSet::parse(b"2-3")?);
+    /// policy.contextualize(&"0-3".parse()?)?;
+    /// policy.rebind(&"2-3".parse()?);
     /// assert_eq!(policy.nodes().to_string(), "2-3");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

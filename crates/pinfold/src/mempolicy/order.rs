@@ -32,7 +32,7 @@ use crate::topology::{CpuSet, NodeId, NodeSet, Topology, facts};
 /// use pinfold::mempolicy::Distances;
 /// use pinfold::topology::{NodeId, Topology};
 ///
-/// let distances = Distances::read(b"/", &Topology::system()?);
+/// let distances = Distances::read(&Topology::system()?);
 /// for node in distances.nearest_first(NodeId(0)) {
 ///     println!("node {} at distance {}", node.0, distances.distance(NodeId(0), node));
 /// }
@@ -50,17 +50,16 @@ pub struct Distances {
 }
 
 impl Distances {
-    /// Reads the distances of the machine whose files are below `root`. `topology` was read from
-    /// the same files.
+    /// Reads the distances between the nodes of `topology`.
     ///
     /// Reads a file for each pair of nodes, and one for each node.
-    pub fn read(root: &[u8], topology: &Topology) -> Distances {
-        let cpus = |node| topology.cpus_of(root, node);
+    pub fn read(topology: &Topology) -> Distances {
+        let cpus = |node| topology.cpus_of(node);
         let has_cpus = topology
             .nodes
             .iter()
             .filter(|&node| cpus(NodeId(node)).is_ok_and(|cpus: CpuSet| !cpus.is_empty()));
-        let between = |from, to| topology.distance(root, from, to);
+        let between = |from, to| topology.distance(from, to);
         Distances::new(
             &topology.nodes,
             &topology.with_memory,
@@ -80,7 +79,7 @@ impl Distances {
     /// use pinfold::mempolicy::Distances;
     /// use pinfold::topology::{NodeId, NodeSet};
     ///
-    /// let nodes = NodeSet::parse(b"0-2")?;
+    /// let nodes: NodeSet = "0-2".parse()?;
     /// // Three nodes in a row.
     /// let apart = |from: NodeId, to: NodeId| 10 + 10 * from.0.abs_diff(to.0) as u32;
     /// let distances = Distances::new(&nodes, &nodes, &nodes, apart);

@@ -196,7 +196,7 @@ fn numbers_of(policy: &Mempolicy) -> u64 {
 /// Reads the nodes' weights. One file read for each node.
 fn weigh() {
     let ids = (0..nodes::real()).map(nodes::id).collect();
-    let weights = Weights::read(b"/", &ids);
+    let weights = Weights::read_below(b"/", &ids);
     for (node, weight) in WEIGHTS.iter().enumerate().take(nodes::real()) {
         weight.store(weights.weight(NodeId(nodes::id(node))), Relaxed);
     }

@@ -214,11 +214,10 @@ impl SharedPolicy {
     ///
     /// ```
     /// use pinfold::mempolicy::{Mempolicy, SharedPolicy};
-    /// use pinfold::topology::NodeSet;
     ///
     /// let shared = SharedPolicy::new();
     /// shared.set(0..10, Some(&Mempolicy::parse("interleave=relative:0-1")?))?;
-    /// shared.rebind(&NodeSet::parse(b"4-7")?)?;
+    /// shared.rebind(&"4-7".parse()?)?;
     /// let nodes = shared.lookup(0).map(|policy| policy.nodes().to_string());
     /// assert_eq!(nodes.as_deref(), Some("4-5"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -1,7 +1,7 @@
 //! The weights of `weighted interleave`: how many pages in a row go to each node.
 
 use crate::sys::read_file_below;
-use crate::topology::{MAX_NODES, NodeId, NodeSet};
+use crate::topology::{MAX_NODES, NodeId, NodeSet, Topology};
 use core::fmt::{self, Write};
 
 /// A weight for each node, from 1 to 255. Plain data of 1 KiB.
@@ -27,9 +27,8 @@ impl Default for Weights {
 }
 
 impl Weights {
-    /// Reads the kernel's weights of `nodes`, from
-    /// `sys/kernel/mm/mempolicy/weighted_interleave/nodeN` below `root`, which is `/` except in
-    /// tests.
+    /// Reads the kernel's weights of the nodes of `topology`, from
+    /// `/sys/kernel/mm/mempolicy/weighted_interleave/nodeN`.
     ///
     /// A node has weight 1 if its file is missing, as before Linux 6.9, or makes no sense. One file
     /// read for each node.
@@ -38,13 +37,18 @@ impl Weights {
     ///
     /// ```
     /// use pinfold::mempolicy::Weights;
-    /// use pinfold::topology::{NodeId, NodeSet};
+    /// use pinfold::topology::{NodeId, Topology};
     ///
-    /// let weights = Weights::read(b"/no/such/root", &NodeSet::parse(b"0-1")?);
-    /// assert_eq!(weights.weight(NodeId(0)), 1);
-    /// # Ok::<(), pinfold::topology::ListError>(())
+    /// let weights = Weights::read(&Topology::system()?);
+    /// assert!(weights.weight(NodeId(0)) >= 1);
+    /// # Ok::<(), pinfold::topology::TopologyError>(())
     /// ```
-    pub fn read(root: &[u8], nodes: &NodeSet) -> Weights {
+    pub fn read(topology: &Topology) -> Weights {
+        Weights::read_below(topology.root(), &topology.nodes)
+    }
+
+    /// Reads the kernel's weights of `nodes` from files below `root`.
+    pub(super) fn read_below(root: &[u8], nodes: &NodeSet) -> Weights {
         let mut weights = Weights::default();
         for node in nodes.iter() {
             let mut path = Path::default();

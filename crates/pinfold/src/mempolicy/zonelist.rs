@@ -31,7 +31,7 @@ use crate::topology::{NodeId, NodeSet};
 /// use pinfold::mempolicy::{Distances, Mempolicy, Weights, node_for};
 /// use pinfold::topology::{NodeId, NodeSet};
 ///
-/// let nodes = NodeSet::parse(b"0-3")?;
+/// let nodes: NodeSet = "0-3".parse()?;
 /// let distances = Distances::new(&nodes, &nodes, &nodes, |from, to| {
 ///     if from == to { 10 } else { 20 }
 /// });
@@ -75,7 +75,7 @@ pub fn node_for(
 /// use pinfold::mempolicy::{Distances, Mempolicy, zonelist};
 /// use pinfold::topology::{NodeId, NodeSet};
 ///
-/// let nodes = NodeSet::parse(b"0-2")?;
+/// let nodes: NodeSet = "0-2".parse()?;
 /// let distances = Distances::new(&nodes, &nodes, &nodes, |from, to| {
 ///     10 + from.0.abs_diff(to.0) as u32
 /// });

@@ -70,7 +70,7 @@ impl Housekeeping {
     /// meanwhile, and while it is not known who set the affinity. `before` is the thread's
     /// affinity.
     fn follow_files(&mut self, before: Option<CpuSet>, now: u64) -> bool {
-        let Ok(machine) = Topology::read(b"/") else {
+        let Ok(machine) = Topology::read_below(b"/") else {
             return true;
         };
         facts::follow(&machine);

@@ -73,7 +73,7 @@ unsafe impl Sync for Running {}
 
 impl Running {
     pub(super) fn start(shepherd: Shepherd) -> Result<Running, ShepherdError> {
-        let machine = Topology::read(b"/").ok();
+        let machine = Topology::read_below(b"/").ok();
         let own = || {
             let all = machine.as_ref().map(|machine| machine.online.clone());
             affinity().or(all).unwrap_or_default()

@@ -9,6 +9,7 @@ mod affinity;
 pub(crate) mod cgroup;
 pub(crate) mod facts;
 mod list;
+mod root;
 mod set;
 
 pub(crate) use affinity::affinity_of;
@@ -23,6 +24,7 @@ use crate::sys::{self, FileError, read_file_below};
 use core::ffi::CStr;
 use core::fmt;
 use pinfold_rseq::MAX_INDEX;
+use root::Root;
 use set::number;
 
 /// CPU numbers are below this.
@@ -38,7 +40,9 @@ pub struct CpuId(pub usize);
 ///
 /// ```
 /// use pinfold::topology::{NodeId, NodeSet};
-/// assert!(NodeSet::parse(b"0,2").unwrap().iter().map(NodeId).eq([NodeId(0), NodeId(2)]));
+/// let nodes: NodeSet = "0,2".parse()?;
+/// assert!(nodes.iter().map(NodeId).eq([NodeId(0), NodeId(2)]));
+/// # Ok::<(), pinfold::topology::ListError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub usize);
@@ -106,6 +110,8 @@ pub struct Topology {
     pub nodes: NodeSet,
     /// Nodes that have memory.
     pub with_memory: NodeSet,
+    /// The folder with the machine's files: `/`, except in tests.
+    root: Root,
 }
 
 impl Topology {
@@ -118,7 +124,7 @@ impl Topology {
     ///
     /// [`TopologyError`] if a file's content makes no sense.
     pub fn system() -> Result<Topology, TopologyError> {
-        let mut topology = Topology::read(b"/")?;
+        let mut topology = Topology::read_below(b"/")?;
         if let Some(affinity) = affinity() {
             topology.allowed = topology.allowed.and(&affinity);
         }
@@ -126,12 +132,13 @@ impl Topology {
     }
 
     /// Reads the machine whose files are below `root`, as [`system`](Self::system) does, but
-    /// without the affinity.
+    /// without the affinity. For tests, and for the command's `--root`.
     ///
     /// # Errors
     ///
     /// [`TopologyError`] if a file's content makes no sense.
-    pub fn read(root: &[u8]) -> Result<Topology, TopologyError> {
+    #[doc(hidden)]
+    pub fn read_below(root: &[u8]) -> Result<Topology, TopologyError> {
         let cpus = |file| list_in(root, file).map(|set| set.filter(|set| !set.is_empty()));
         let online = cpus("sys/devices/system/cpu/online")?;
         let possible = cpus("sys/devices/system/cpu/possible")?;
@@ -160,7 +167,13 @@ impl Topology {
             nohz_full,
             nodes,
             with_memory,
+            root: Root::new(root),
         })
+    }
+
+    /// Returns the folder with the machine's files.
+    pub(crate) fn root(&self) -> &[u8] {
+        self.root.path()
     }
 
     /// Returns the CPUs that background work should run on: the allowed CPUs that are neither
@@ -183,8 +196,8 @@ impl Topology {
     /// # Errors
     ///
     /// [`TopologyError`] if the file's content makes no sense.
-    pub fn cpus_of(&self, root: &[u8], node: NodeId) -> Result<CpuSet, TopologyError> {
-        let found = list_of_node(root, node)?;
+    pub fn cpus_of(&self, node: NodeId) -> Result<CpuSet, TopologyError> {
+        let found = list_of_node(self.root(), node)?;
         Ok(found.unwrap_or_else(|| {
             if node.0 == 0 && self.nodes.len() == 1 {
                 self.possible.clone()
@@ -196,10 +209,10 @@ impl Topology {
 
     /// Returns how many bytes of memory a node has, as the kernel manages it; an equal share of the
     /// machine's memory if the file does not say. One file read.
-    pub fn memory_of(&self, root: &[u8], node: NodeId) -> u64 {
+    pub fn memory_of(&self, node: NodeId) -> u64 {
         let share = || (sys::physical_memory() / self.with_memory.len().max(1)) as u64;
         let total = node_path(node, "meminfo")
-            .and_then(|path| sys::with_path_below(root, path.below_root(), figures))
+            .and_then(|path| sys::with_path_below(self.root(), path.below_root(), figures))
             .and_then(|[total, _]| total);
         total.unwrap_or_else(share)
     }
@@ -207,12 +220,12 @@ impl Topology {
     /// Returns the distance from CPUs of node `from` to memory of node `to`, as the firmware states
     /// it; 10 is local. One file read. If the file does not say, 10 for the same node and 20 for
     /// another.
-    pub fn distance(&self, root: &[u8], from: NodeId, to: NodeId) -> u32 {
+    pub fn distance(&self, from: NodeId, to: NodeId) -> u32 {
         let mut text = [0u8; 8 * 1024];
         let row = self.nodes.iter().position(|node| node == to.0);
         let known = row.and_then(|row| {
             let path = node_path(from, "distance")?;
-            let text = read_file_below(root, path.below_root(), &mut text).ok()?;
+            let text = read_file_below(self.root(), path.below_root(), &mut text).ok()?;
             let mut words = text
                 .split(u8::is_ascii_whitespace)
                 .filter(|word| !word.is_empty());

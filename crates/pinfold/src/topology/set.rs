@@ -2,6 +2,7 @@
 
 use super::list::List;
 use core::fmt;
+use core::str::FromStr;
 
 /// A set of small numbers, which parses and prints the kernel's format: `0-3,8,10-14:2/4`.
 ///
@@ -12,7 +13,7 @@ use core::fmt;
 ///
 /// let nodes: NodeSet = [0, 1, 2, 8].into_iter().collect();
 /// assert_eq!(nodes.to_string(), "0-2,8");
-/// assert_eq!(nodes.without(&NodeSet::parse(b"1-8")?).to_string(), "0");
+/// assert_eq!(nodes.without(&"1-8".parse()?).to_string(), "0");
 /// # Ok::<(), pinfold::topology::ListError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
@@ -27,8 +28,8 @@ pub struct Set<const WORDS: usize> {
 /// ```
 /// use pinfold::topology::{CpuSet, ListError};
 ///
-/// assert_eq!(CpuSet::parse(b"3-1"), Err(ListError::Syntax));
-/// assert_eq!(CpuSet::parse(b"99999"), Err(ListError::TooLarge));
+/// assert_eq!("3-1".parse::<CpuSet>(), Err(ListError::Syntax));
+/// assert_eq!("99999".parse::<CpuSet>(), Err(ListError::TooLarge));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -60,24 +61,8 @@ impl<const WORDS: usize> Set<WORDS> {
     /// The empty set.
     pub const EMPTY: Self = Set { words: [0; WORDS] };
 
-    /// Parses a list in the kernel's format. An empty text is the empty set.
-    ///
-    /// # Errors
-    ///
-    /// [`ListError::Syntax`] if the text is not a list; [`ListError::TooLarge`] if a number is too
-    /// large for the set.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use pinfold::topology::CpuSet;
-    ///
-    /// let cpus = CpuSet::parse(b"0-3,8,10-20:2/5\n")?;
-    /// assert_eq!(cpus.iter().collect::<Vec<_>>(), [0, 1, 2, 3, 8, 10, 11, 15, 16, 20]);
-    /// assert_eq!(CpuSet::parse(cpus.to_string().as_bytes())?, cpus);
-    /// # Ok::<(), pinfold::topology::ListError>(())
-    /// ```
-    pub fn parse(list: &[u8]) -> Result<Self, ListError> {
+    /// Parses a list, as `from_str` does.
+    pub(crate) fn parse(list: &[u8]) -> Result<Self, ListError> {
         let mut set = Self::default();
         let mut parser = List::default();
         let bytes = list.iter().map(|&byte| Some(byte)).chain([None]);
@@ -161,6 +146,32 @@ impl<const WORDS: usize> Set<WORDS> {
             .zip(other.words)
             .for_each(|(word, other)| *word &= !other);
         rest
+    }
+}
+
+impl<const WORDS: usize> FromStr for Set<WORDS> {
+    type Err = ListError;
+
+    /// Parses a list in the kernel's format. An empty text is the empty set. White space around the
+    /// list is ignored.
+    ///
+    /// # Errors
+    ///
+    /// [`ListError::Syntax`] if the text is not a list; [`ListError::TooLarge`] if a number is too
+    /// large for the set.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::topology::CpuSet;
+    ///
+    /// let cpus: CpuSet = "0-3,8,10-20:2/5\n".parse()?;
+    /// assert_eq!(cpus.iter().collect::<Vec<_>>(), [0, 1, 2, 3, 8, 10, 11, 15, 16, 20]);
+    /// assert_eq!(cpus.to_string().parse::<CpuSet>()?, cpus);
+    /// # Ok::<(), pinfold::topology::ListError>(())
+    /// ```
+    fn from_str(list: &str) -> Result<Self, ListError> {
+        Self::parse(list.as_bytes())
     }
 }
 

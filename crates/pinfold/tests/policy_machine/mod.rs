@@ -19,7 +19,7 @@ pub fn set(nodes: &[usize]) -> NodeSet {
 
 /// Moves the thread to the CPUs of a node. Returns false if the node has none.
 pub fn run_on(topology: &Topology, node: NodeId) -> bool {
-    let cpus: CpuSet = topology.cpus_of(b"/", node).unwrap();
+    let cpus: CpuSet = topology.cpus_of(node).unwrap();
     // SAFETY: `cpu_set_t` is plain integers, for which zeroes are valid: an empty set.
     let mut mask: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     // SAFETY: `mask` is a valid set, and numbers of existing CPUs are within its size.
