@@ -113,7 +113,9 @@ fn a_constructor_runs_once_per_object() {
         unsafe { object.write_bytes(0x5a, 32) };
     }
     // SAFETY: `make` writes the whole object and nothing else, and cannot unwind.
-    let cache = unsafe { KmemCache::with_constructor("made", layout(32, 8), make) }.unwrap();
+    let cache = unsafe { KmemCache::builder("made", layout(32, 8)).constructor(make) }
+        .build()
+        .unwrap();
     for _ in 0..3 {
         let objects = take(&cache, 1000);
         for object in &objects {

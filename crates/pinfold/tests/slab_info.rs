@@ -351,7 +351,9 @@ fn a_constructor_is_an_attribute() {
     let _turn = turn();
     unsafe fn nothing(_: *mut u8) {}
     // SAFETY: the objects are plain bytes, for which any content is valid.
-    let cache = unsafe { KmemCache::with_constructor("made", layout(32, 32), nothing) }.unwrap();
+    let cache = unsafe { KmemCache::builder("made", layout(32, 32)).constructor(nothing) }
+        .build()
+        .unwrap();
     assert_eq!(attribute(&cache, "ctor"), 1);
     assert_eq!(attribute(&cache, "align"), 32);
 }

@@ -9,8 +9,18 @@ use crate::fork as process;
 use crate::mempolicy::{Mempolicy, Placement};
 use core::alloc::Layout;
 use core::ffi::c_void;
+use core::marker::PhantomData;
 
-/// The settings for a new cache, from [`KmemCache::builder`]. Each method costs a few stores.
+/// The settings for a new cache, which [`build`](Self::build) makes. Each method costs a few
+/// stores.
+///
+/// [`KmemCache::builder`] returns a builder of an untyped cache. [`Cache::builder`],
+/// [`SharedCache::builder`] and [`ObjectCache::builder`] return builders of typed caches, which
+/// have the same settings except the constructor.
+///
+/// [`Cache::builder`]: super::Cache::builder
+/// [`SharedCache::builder`]: super::SharedCache::builder
+/// [`ObjectCache::builder`]: super::ObjectCache::builder
 ///
 /// ```
 /// use pinfold::slab::{DebugFlags, KmemCache};
@@ -22,20 +32,57 @@ use core::ffi::c_void;
 /// assert_eq!(cache.debug_flags().to_string(), "ZU");
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
-#[derive(Clone, Copy)]
-pub struct Builder<'n> {
+pub struct Builder<'n, C = KmemCache> {
     name: &'n str,
     layout: Layout,
     options: Options,
+    /// The type of the cache that the builder makes.
+    cache: PhantomData<fn() -> C>,
 }
 
-impl<'n> Builder<'n> {
+impl<C> Clone for Builder<'_, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for Builder<'_, C> {}
+
+/// A cache that a [`Builder`] makes from the untyped cache.
+pub(super) mod sealed {
+    use super::KmemCache;
+
+    pub trait FromRaw {
+        /// Returns the cache around `raw`, which was made for this type's objects.
+        fn from_raw(raw: KmemCache) -> Self;
+    }
+}
+
+impl sealed::FromRaw for KmemCache {
+    fn from_raw(raw: KmemCache) -> Self {
+        raw
+    }
+}
+
+impl<'n, C> Builder<'n, C> {
+    /// Returns a builder of caches of `layout`, which is the layout of the objects of `C`.
     pub(super) const fn new(name: &'n str, layout: Layout) -> Self {
         Builder {
             name,
             layout,
             options: Options::NONE,
+            cache: PhantomData,
         }
+    }
+
+    /// Sets a constructor, for the typed caches that have one.
+    ///
+    /// # Safety
+    ///
+    /// As for [`constructor`](Builder::constructor).
+    pub(super) const unsafe fn constructed_by(mut self, constructor: unsafe fn(*mut u8)) -> Self {
+        self.options.treatment.constructor = Some(Constructor::Rust(constructor));
+        self
     }
 
     /// Makes the cache a debugged one. It makes the checks in `flags`, and those that
@@ -150,37 +197,6 @@ impl<'n> Builder<'n> {
         self
     }
 
-    /// Makes the cache initialise its objects by `constructor` once, when their slab is made.
-    /// Allocating does not initialise an object again, so a caller frees an object in the
-    /// constructed state.
-    ///
-    /// # Safety
-    ///
-    /// * `constructor` initialises an object of the layout at the address that it is given.
-    /// * It does not unwind.
-    /// * It does not use this cache, because its caller holds a node's lock.
-    #[must_use]
-    pub const unsafe fn constructor(mut self, constructor: unsafe fn(*mut u8)) -> Self {
-        self.options.treatment.constructor = Some(Constructor::Rust(constructor));
-        self
-    }
-
-    /// Sets a constructor as [`constructor`](Self::constructor) does, with a C function.
-    ///
-    /// # Safety
-    ///
-    /// * `constructor` initialises an object of the layout at the address that it is given.
-    /// * It does not unwind.
-    /// * It does not use this cache, because its caller holds a node's lock.
-    #[must_use]
-    pub const unsafe fn c_constructor(
-        mut self,
-        constructor: unsafe extern "C" fn(*mut c_void),
-    ) -> Self {
-        self.options.treatment.constructor = Some(Constructor::C(constructor));
-        self
-    }
-
     /// Makes the cache. Takes the registry's lock and maps the descriptor. Makes no slab yet.
     ///
     /// # Errors
@@ -200,9 +216,66 @@ impl<'n> Builder<'n> {
     /// assert_eq!(far.build().err(), Some(CacheError::NoNodes));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
-    pub fn build(self) -> Result<KmemCache, CacheError> {
+    pub fn build(self) -> Result<C, CacheError>
+    where
+        C: sealed::FromRaw,
+    {
         // A fork under way may not know this layer's locks, and would copy a cache half made.
         while !fork::register() && process::await_end() {}
-        Descriptor::create(self.name, self.layout, self.options).map(KmemCache::of)
+        let descriptor = Descriptor::create(self.name, self.layout, self.options)?;
+        Ok(C::from_raw(KmemCache::of(descriptor)))
+    }
+}
+
+impl Builder<'_> {
+    /// Makes the cache initialise its objects by `constructor` once, when their slab is made.
+    /// Allocating does not initialise an object again, so a caller frees an object in the
+    /// constructed state.
+    ///
+    /// # Safety
+    ///
+    /// * `constructor` initialises an object of the layout at the address that it is given.
+    /// * It does not unwind.
+    /// * It does not use this cache, because its caller holds a node's lock.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use pinfold::slab::KmemCache;
+    /// # use std::alloc::Layout;
+    /// unsafe fn clear(bits: *mut u8) {
+    ///     // SAFETY: the cache passes an object of the layout of a `u64`.
+    ///     unsafe { bits.cast::<u64>().write(0) };
+    /// }
+    /// let builder = KmemCache::builder("bits", Layout::new::<u64>());
+    /// // SAFETY: `clear` initialises an object, does not unwind and uses no cache.
+    /// let cache = unsafe { builder.constructor(clear) }.build()?;
+    /// let bits = cache.alloc().expect("memory").cast::<u64>();
+    /// // SAFETY: the constructor has initialised the object.
+    /// assert_eq!(unsafe { bits.read() }, 0);
+    /// # // SAFETY: the object came from this cache and is not used afterwards.
+    /// # unsafe { cache.free(bits.cast()) };
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
+    #[must_use]
+    pub const unsafe fn constructor(self, constructor: unsafe fn(*mut u8)) -> Self {
+        // SAFETY: the caller promises what this function requires of a constructor.
+        unsafe { self.constructed_by(constructor) }
+    }
+
+    /// Sets a constructor as [`constructor`](Self::constructor) does, with a C function.
+    ///
+    /// # Safety
+    ///
+    /// * `constructor` initialises an object of the layout at the address that it is given.
+    /// * It does not unwind.
+    /// * It does not use this cache, because its caller holds a node's lock.
+    #[must_use]
+    pub const unsafe fn c_constructor(
+        mut self,
+        constructor: unsafe extern "C" fn(*mut c_void),
+    ) -> Self {
+        self.options.treatment.constructor = Some(Constructor::C(constructor));
+        self
     }
 }

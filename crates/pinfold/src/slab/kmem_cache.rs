@@ -76,46 +76,6 @@ impl KmemCache {
         Builder::new(name, layout)
     }
 
-    /// Makes a cache whose objects `constructor` initialises once, when their slab is made.
-    /// Allocating does not initialise an object again, so a caller frees an object in the
-    /// constructed state.
-    ///
-    /// # Errors
-    ///
-    /// [`CacheError`], as [`new`](Self::new) returns it.
-    ///
-    /// # Safety
-    ///
-    /// `constructor` initialises an object of `layout` at the address that it is given. It does not
-    /// unwind. It does not use this cache, because its caller holds a node's lock.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// # use pinfold::slab::KmemCache;
-    /// # use std::alloc::Layout;
-    /// unsafe fn clear(bits: *mut u8) {
-    ///     // SAFETY: the cache passes an object of the layout of a `u64`.
-    ///     unsafe { bits.cast::<u64>().write(0) };
-    /// }
-    /// // SAFETY: `clear` initialises an object, does not unwind and uses no cache.
-    /// let cache = unsafe { KmemCache::with_constructor("bits", Layout::new::<u64>(), clear) }?;
-    /// let bits = cache.alloc().expect("memory").cast::<u64>();
-    /// // SAFETY: the constructor has initialised the object.
-    /// assert_eq!(unsafe { bits.read() }, 0);
-    /// # // SAFETY: the object came from this cache and is not used afterwards.
-    /// # unsafe { cache.free(bits.cast()) };
-    /// # Ok::<(), pinfold::slab::CacheError>(())
-    /// ```
-    pub unsafe fn with_constructor(
-        name: &str,
-        layout: Layout,
-        constructor: unsafe fn(*mut u8),
-    ) -> Result<KmemCache, CacheError> {
-        // SAFETY: the caller promises what `Builder::constructor` requires of a constructor.
-        unsafe { Self::builder(name, layout).constructor(constructor) }.build()
-    }
-
     pub(super) fn of(descriptor: &'static Descriptor) -> KmemCache {
         let is_slow = descriptor.checks() || descriptor.is_watched();
         let offset = if is_slow { 0 } else { descriptor.main() };

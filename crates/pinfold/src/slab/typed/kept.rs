@@ -17,7 +17,8 @@
 //!   that has something to drop. For values that own memory, use a [`Cache`](super::Cache) of them
 //!   and a list of handles.
 
-use crate::slab::{CacheError, KmemCache, Leak};
+use crate::slab::builder::sealed::FromRaw;
+use crate::slab::{Builder, CacheError, KmemCache, Leak};
 use core::alloc::Layout;
 use core::fmt;
 use core::marker::PhantomData;
@@ -158,19 +159,24 @@ impl<T: Reusable> ObjectCache<T> {
     /// # Ok::<(), pinfold::slab::CacheError>(())
     /// ```
     pub fn new(name: &str) -> Result<ObjectCache<T>, CacheError> {
+        Self::builder(name).build()
+    }
+
+    /// Returns a builder for a cache with settings of its own, as [`Cache::builder`] does. Fails to
+    /// compile if `T` has something to drop.
+    ///
+    /// [`Cache::builder`]: super::Cache::builder
+    pub const fn builder(name: &str) -> Builder<'_, ObjectCache<T>> {
         const {
             assert!(
                 !core::mem::needs_drop::<T>(),
                 "values of an ObjectCache are forgotten, so they must not need to be dropped"
             );
         }
+        let builder = Builder::new(name, Layout::new::<T>());
         // SAFETY: `construct` initialises an object of this layout, calls nothing, and cannot
         // unwind.
-        let raw = unsafe { KmemCache::with_constructor(name, Layout::new::<T>(), construct::<T>) }?;
-        Ok(ObjectCache {
-            raw,
-            _values: PhantomData,
-        })
+        unsafe { builder.constructed_by(construct::<T>) }
     }
 
     /// Allocates an object with its value. The value is new, or as its last user and
@@ -199,6 +205,15 @@ impl<T: Reusable> ObjectCache<T> {
     /// untyped cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.raw.destroy()
+    }
+}
+
+impl<T: Reusable> FromRaw for ObjectCache<T> {
+    fn from_raw(raw: KmemCache) -> Self {
+        ObjectCache {
+            raw,
+            _values: PhantomData,
+        }
     }
 }
 

@@ -43,7 +43,8 @@ pub use kept::{Kept, ObjectCache, Reusable};
 pub use shared::{Shared, SharedCache};
 pub use uninit::UninitHandle;
 
-use super::{CacheError, KmemCache, Leak};
+use super::builder::sealed::FromRaw;
+use super::{Builder, CacheError, KmemCache, Leak};
 use core::alloc::Layout;
 use core::fmt;
 use core::marker::PhantomData;
@@ -108,10 +109,25 @@ impl<T> Cache<T> {
     /// assert_eq!(larger.err(), Some(CacheError::TooLarge));
     /// ```
     pub fn new(name: &str) -> Result<Cache<T>, CacheError> {
-        Ok(Cache {
-            raw: KmemCache::new(name, Layout::new::<T>())?,
-            _values: PhantomData,
-        })
+        Self::builder(name).build()
+    }
+
+    /// Returns a builder for a cache with settings of its own.
+    ///
+    /// ```
+    /// use pinfold::mempolicy::Mempolicy;
+    /// use pinfold::slab::Cache;
+    ///
+    /// let everywhere = Mempolicy::parse("interleave")?;
+    /// let tables = Cache::<[u64; 512]>::builder("table")
+    ///     .policy(&everywhere)
+    ///     .sheaf_capacity(8)
+    ///     .build()?;
+    /// assert_eq!(tables.alloc([0; 512]).expect("memory")[511], 0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub const fn builder(name: &str) -> Builder<'_, Cache<T>> {
+        Builder::new(name, Layout::new::<T>())
     }
 
     /// Moves `value` into an object of the cache. Costs as much as [`KmemCache::alloc`] and a copy
@@ -219,6 +235,15 @@ impl<T> Cache<T> {
     /// The error holds the untyped cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.raw.destroy()
+    }
+}
+
+impl<T> FromRaw for Cache<T> {
+    fn from_raw(raw: KmemCache) -> Self {
+        Cache {
+            raw,
+            _values: PhantomData,
+        }
     }
 }
 

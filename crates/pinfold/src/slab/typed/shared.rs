@@ -13,7 +13,9 @@
 
 use super::forward::forward_to_value;
 use super::{Cache, Handle, TryAllocError};
-use crate::slab::{CacheError, KmemCache, Leak};
+use crate::slab::builder::sealed::FromRaw;
+use crate::slab::{Builder, CacheError, KmemCache, Leak};
+use core::alloc::Layout;
 use core::fmt;
 use core::mem::ManuallyDrop;
 use core::ops::Deref;
@@ -83,7 +85,12 @@ impl<T> SharedCache<T> {
     /// # Ok::<(), pinfold::slab::CacheError>(())
     /// ```
     pub fn new(name: &str) -> Result<SharedCache<T>, CacheError> {
-        Cache::new(name).map(|counted| SharedCache { counted })
+        Self::builder(name).build()
+    }
+
+    /// Returns a builder for a cache with settings of its own, as [`Cache::builder`] does.
+    pub const fn builder(name: &str) -> Builder<'_, SharedCache<T>> {
+        Builder::new(name, Layout::new::<Counted<T>>())
     }
 
     /// Moves `value` into an object of the cache, and returns the value's first handle. Costs as
@@ -145,6 +152,14 @@ impl<T> SharedCache<T> {
     /// untyped cache, which works as before.
     pub fn destroy(self) -> Result<(), Leak> {
         self.counted.destroy()
+    }
+}
+
+impl<T> FromRaw for SharedCache<T> {
+    fn from_raw(raw: KmemCache) -> Self {
+        SharedCache {
+            counted: Cache::from_raw(raw),
+        }
     }
 }
 
