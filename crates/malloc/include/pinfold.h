@@ -192,7 +192,7 @@ int pinfold_malloc_trim(size_t pad);
  * Never fails. Costs a few stores. The limit takes effect at the next allocation or free that takes
  * a slow path.
  */
-void pinfold_memory_set_limit(size_t bytes);
+void pinfold_set_memory_limit(size_t bytes);
 
 /* Returns the soft limit on the memory that Pinfold holds, in bytes; 0 if there is no limit. */
 size_t pinfold_memory_limit(void);
@@ -523,13 +523,13 @@ size_t pinfold_cache_leaks(const struct pinfold_cache *cache,
  * pool keeps a reserve for times when the system has no memory, and all threads may use it. End
  * both before their cache. Their objects are ordinary objects of the cache.
  *
- *	struct pinfold_sheaf *nodes = pinfold_cache_prefill(cache, 3);
+ *	struct pinfold_prefilled *nodes = pinfold_cache_prefill(cache, 3);
  *	if (!nodes)
  *		return -1;
- *	...                             the next three pinfold_sheaf_alloc(nodes) cannot fail
- *	pinfold_sheaf_return(nodes);
+ *	...                             the next three pinfold_prefilled_alloc(nodes) cannot fail
+ *	pinfold_prefilled_destroy(nodes);
  */
-struct pinfold_sheaf;
+struct pinfold_prefilled;
 
 /*
  * Allocates `n` objects of `cache`, and sets them aside in a new sheaf. `n` may be 0 and may be
@@ -538,30 +538,33 @@ struct pinfold_sheaf;
  * Returns the sheaf, or NULL with ENOMEM and no object kept. Costs what pinfold_cache_alloc_bulk
  * costs, and a block of 1 KiB for each 125 objects.
  */
-struct pinfold_sheaf *pinfold_cache_prefill(const struct pinfold_cache *cache, size_t n);
+struct pinfold_prefilled *pinfold_cache_prefill(const struct pinfold_cache *cache, size_t n);
 
 /*
- * Takes an object from `sheaf`. Free it by pinfold_cache_free.
+ * Takes an object from `prefilled`. Free it by pinfold_cache_free.
  *
  * Returns the object, or NULL with ENOMEM if the sheaf is empty. Costs about ten instructions: no
  * lock, no system call, no critical section. Only one thread at a time may use the sheaf. A signal
  * handler may use the sheaf if it did not interrupt a user of the sheaf.
  */
-void *pinfold_sheaf_alloc(struct pinfold_sheaf *sheaf);
-
-/* Returns how many objects `sheaf` holds. So many calls of pinfold_sheaf_alloc cannot fail. */
-size_t pinfold_sheaf_len(const struct pinfold_sheaf *sheaf);
+void *pinfold_prefilled_alloc(struct pinfold_prefilled *prefilled);
 
 /*
- * Allocates objects until `sheaf` holds `n` objects. Does nothing if it already holds as many.
+ * Returns how many objects `prefilled` holds: how many calls of pinfold_prefilled_alloc cannot
+ * fail.
+ */
+size_t pinfold_prefilled_len(const struct pinfold_prefilled *prefilled);
+
+/*
+ * Allocates objects until `prefilled` holds `n` objects. Does nothing if it already holds as many.
  *
  * Returns 0, or -1 with ENOMEM. After a failure, the sheaf holds as many objects as before, or
  * more.
  */
-int pinfold_sheaf_refill(struct pinfold_sheaf *sheaf, size_t n);
+int pinfold_prefilled_refill(struct pinfold_prefilled *prefilled, size_t n);
 
-/* Ends `sheaf`, and frees the objects in it to the cache. Never fails. */
-void pinfold_sheaf_return(struct pinfold_sheaf *sheaf);
+/* Ends `prefilled`, and frees the objects in it to the cache. Never fails. */
+void pinfold_prefilled_destroy(struct pinfold_prefilled *prefilled);
 
 /* A reserve of objects of a cache, like the kernel's mempool_t. */
 struct pinfold_mempool;
@@ -716,7 +719,7 @@ size_t pinfold_slabinfo(const struct pinfold_cache *cache, char *buffer, size_t 
  */
 int pinfold_cache_attribute(const struct pinfold_cache *cache, const char *name, uint64_t *value);
 
-/* A cache as pinfold_caches_each shows it. `name` is valid during the call that receives it. */
+/* A cache as pinfold_caches_for_each shows it. `name` is valid during the call that gets it. */
 struct pinfold_cache_info {
 	const char *name;
 	/* Bytes of an object, and bytes from one object to the next. */
@@ -737,8 +740,8 @@ struct pinfold_cache_info {
  *
  * Returns how many caches there were.
  */
-size_t pinfold_caches_each(void (*each)(const struct pinfold_cache_info *info, void *context),
-			   void *context);
+size_t pinfold_caches_for_each(void (*each)(const struct pinfold_cache_info *info, void *context),
+			       void *context);
 
 /*
  * Counters. Each CPU adds to words of its own, so most adds take no lock and make no system call.
@@ -902,10 +905,10 @@ struct pinfold_shared_counters;
  * file's, or if the file is too small or has another content; ENOMEM; or the errno of fstat,
  * ftruncate or mmap.
  */
-struct pinfold_shared_counters *pinfold_shared_counters_open(int fd, size_t count);
+struct pinfold_shared_counters *pinfold_shared_counters_create(int fd, size_t count);
 
 /* Unmaps the counters. The file keeps the counts. */
-void pinfold_shared_counters_close(struct pinfold_shared_counters *counters);
+void pinfold_shared_counters_destroy(struct pinfold_shared_counters *counters);
 
 /*
  * Adds `n` to counter number `nth`, the first being 0: one locked add on the CPU's own line.

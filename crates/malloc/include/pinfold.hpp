@@ -336,24 +336,24 @@ class prefilled {
 public:
 	// Allocates memory for `n` values. Throws std::bad_alloc.
 	prefilled(cache<T> &of, std::size_t n)
-		: of_(of.handle()), sheaf_(pinfold_cache_prefill(of_, n))
+		: of_(of.handle()), prefilled_(pinfold_cache_prefill(of_, n))
 	{
-		if (!sheaf_)
+		if (!prefilled_)
 			detail::no_memory();
 	}
 	prefilled(prefilled &&other) noexcept
-		: of_(other.of_), sheaf_(std::exchange(other.sheaf_, nullptr))
+		: of_(other.of_), prefilled_(std::exchange(other.prefilled_, nullptr))
 	{
 	}
 	prefilled &operator=(prefilled &&) = delete;
-	~prefilled() { pinfold_sheaf_return(sheaf_); }
+	~prefilled() { pinfold_prefilled_destroy(prefilled_); }
 
 	// Constructs a value from `arguments`. Throws std::bad_alloc if len() is 0. If the
 	// constructor throws, passes the exception on, and len() is one less all the same.
 	template <class... Arguments>
 	[[nodiscard]] typename cache<T>::pointer make(Arguments &&...arguments)
 	{
-		void *memory = pinfold_sheaf_alloc(sheaf_);
+		void *memory = pinfold_prefilled_alloc(prefilled_);
 
 		if (!memory)
 			detail::no_memory();
@@ -362,15 +362,15 @@ public:
 
 	// len returns for how many values there is memory. refill allocates until there is memory
 	// for `n` values, and returns false if the system has no memory.
-	std::size_t len() const noexcept { return pinfold_sheaf_len(sheaf_); }
+	std::size_t len() const noexcept { return pinfold_prefilled_len(prefilled_); }
 	[[nodiscard]] bool refill(std::size_t n) noexcept
 	{
-		return pinfold_sheaf_refill(sheaf_, n) == 0;
+		return pinfold_prefilled_refill(prefilled_, n) == 0;
 	}
 
 private:
 	const pinfold_cache *of_;
-	pinfold_sheaf *sheaf_;
+	pinfold_prefilled *prefilled_;
 };
 
 // A reader for as long as the object lives. Values that the thread looks up meanwhile stay valid,

@@ -30,7 +30,7 @@ int pinfold_counter_show(struct pinfold_counter *counter, const char *name);
 int pinfold_event_show(struct pinfold_event *event, const char *name);
 
 /* Ends the showing of a counter. Returns false if no counter is shown by this name. */
-bool pinfold_counter_hide(const char *name);
+bool pinfold_hide(const char *name);
 
 #ifdef __cplusplus
 }

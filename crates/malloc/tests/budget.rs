@@ -4,7 +4,7 @@
 use pinfold::arena;
 use pinfold_malloc::c::{
     pinfold_calloc, pinfold_free, pinfold_malloc, pinfold_malloc_trim, pinfold_memory_limit,
-    pinfold_memory_set_limit,
+    pinfold_set_memory_limit,
 };
 use pinfold_malloc::heap_profile;
 use std::ffi::c_void;
@@ -221,7 +221,7 @@ fn soft_limit_of_64_mib() {
     drop(Blocks::fill(64, 1));
     let limit = arena::memory_limit().unwrap();
     assert!(limit == 64 * MIB || limit == 96 * MIB, "{limit}");
-    pinfold_memory_set_limit(64 * MIB);
+    pinfold_set_memory_limit(64 * MIB);
     assert_eq!(pinfold_memory_limit(), 64 * MIB);
     for size in [64, 500, 4000, 20_000, 112, 1000, 9000, 320, 30_000, 200] {
         drop(Blocks::fill(size, 40 * MIB));
@@ -232,7 +232,7 @@ fn soft_limit_of_64_mib() {
     let beyond = Blocks::fill(1000, 100 * MIB);
     assert!(beyond.bytes >= 100 * MIB);
     drop(beyond);
-    pinfold_memory_set_limit(0);
+    pinfold_set_memory_limit(0);
     assert_eq!(pinfold_memory_limit(), 0);
     assert_eq!(arena::memory_limit(), None);
 }

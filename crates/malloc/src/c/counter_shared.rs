@@ -10,7 +10,7 @@ use pinfold::counter::SharedCounters;
 
 /// Maps `count` counters in the file `fd`. Returns null with errno if it fails.
 #[unsafe(no_mangle)]
-pub extern "C" fn pinfold_shared_counters_open(fd: c_int, count: usize) -> *mut SharedCounters {
+pub extern "C" fn pinfold_shared_counters_create(fd: c_int, count: usize) -> *mut SharedCounters {
     boxed_or_errno(SharedCounters::in_shared(fd, count))
 }
 
@@ -18,14 +18,14 @@ pub extern "C" fn pinfold_shared_counters_open(fd: c_int, count: usize) -> *mut 
 ///
 /// # Safety
 ///
-/// `this` came from `pinfold_shared_counters_open`, and has not been closed.
+/// `this` came from `pinfold_shared_counters_create`, and has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_counters_add(
     this: *const SharedCounters,
     nth: usize,
     n: i64,
 ) -> c_int {
-    // SAFETY: the caller promises counters that have not been closed.
+    // SAFETY: the caller promises counters that have not been destroyed.
     match unsafe { (*this).add(nth, n) } {
         true => 0,
         false => failed(libc::EINVAL),
@@ -36,14 +36,15 @@ pub unsafe extern "C" fn pinfold_shared_counters_add(
 ///
 /// # Safety
 ///
-/// `this` came from `pinfold_shared_counters_open`, and has not been closed. `value` is writable.
+/// `this` came from `pinfold_shared_counters_create`, and has not been destroyed. `value` is
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_counters_read(
     this: *const SharedCounters,
     nth: usize,
     value: *mut i64,
 ) -> c_int {
-    // SAFETY: the caller promises counters that have not been closed, and a writable number.
+    // SAFETY: the caller promises counters that have not been destroyed, and a writable number.
     unsafe { store((*this).read(nth), value) }
 }
 
@@ -52,14 +53,15 @@ pub unsafe extern "C" fn pinfold_shared_counters_read(
 ///
 /// # Safety
 ///
-/// `this` came from `pinfold_shared_counters_open`, and has not been closed. `value` is writable.
+/// `this` came from `pinfold_shared_counters_create`, and has not been destroyed. `value` is
+/// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_counters_sum(
     this: *const SharedCounters,
     nth: usize,
     value: *mut i64,
 ) -> c_int {
-    // SAFETY: the caller promises counters that have not been closed, and a writable number.
+    // SAFETY: the caller promises counters that have not been destroyed, and a writable number.
     unsafe { store((*this).sum(nth), value) }
 }
 
@@ -81,10 +83,10 @@ unsafe fn store(value: Option<i64>, at: *mut i64) -> c_int {
 ///
 /// # Safety
 ///
-/// `this` is null, or came from `pinfold_shared_counters_open` and has not been closed. It is not
-/// used any more.
+/// `this` is null, or came from `pinfold_shared_counters_create` and has not been destroyed. It is
+/// not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_shared_counters_close(this: *mut SharedCounters) {
+pub unsafe extern "C" fn pinfold_shared_counters_destroy(this: *mut SharedCounters) {
     // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
     // it up.
     unsafe { unboxed(this) };

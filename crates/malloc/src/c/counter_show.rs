@@ -61,7 +61,7 @@ pub unsafe extern "C" fn pinfold_event_show(
 ///
 /// `name` is null or a C string.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_counter_hide(name: *const c_char) -> bool {
+pub unsafe extern "C" fn pinfold_hide(name: *const c_char) -> bool {
     // SAFETY: the caller promises null or a C string.
     unsafe { str_of(name) }.is_some_and(segment::hide)
 }

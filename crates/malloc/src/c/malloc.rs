@@ -207,7 +207,7 @@ pub extern "C" fn pinfold_malloc_trim(_pad: usize) -> c_int {
 /// Sets the soft limit on the memory that Pinfold holds, in bytes. 0 removes the limit. Never
 /// fails. Costs a few stores.
 #[unsafe(no_mangle)]
-pub extern "C" fn pinfold_memory_set_limit(bytes: usize) {
+pub extern "C" fn pinfold_set_memory_limit(bytes: usize) {
     init::ready();
     arena::set_memory_limit(Some(bytes).filter(|&bytes| bytes > 0));
 }

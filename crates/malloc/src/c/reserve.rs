@@ -11,7 +11,7 @@ use pinfold::slab::{KmemCache, MemPool, OutOfMemory, Prefilled};
 
 /// A prefilled sheaf behind a C handle. The lifetime `'static` is not real: the C program promises
 /// to keep the cache as long as the sheaf.
-pub type CSheaf = Prefilled<'static>;
+pub type CPrefilled = Prefilled<'static>;
 /// A pool behind a C handle. The lifetime `'static` is not real: the C program promises to keep the
 /// cache as long as the pool.
 pub type CPool = MemPool<'static>;
@@ -28,9 +28,9 @@ fn conceivable(cache: &KmemCache, objects: usize) -> Result<(), OutOfMemory> {
 ///
 /// # Safety
 ///
-/// `cache` is a cache of this API, and is not destroyed before the sheaf has been returned.
+/// `cache` is a cache of this API, and is not destroyed before the sheaf has been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_prefill(cache: *const CCache, n: usize) -> *mut CSheaf {
+pub unsafe extern "C" fn pinfold_cache_prefill(cache: *const CCache, n: usize) -> *mut CPrefilled {
     // SAFETY: the caller promises to keep the cache as long as the sheaf that refers to it.
     let cache: &'static KmemCache = unsafe { &(*cache).cache };
     boxed_or_errno(conceivable(cache, n).and_then(|()| cache.prefill(n)))
@@ -41,10 +41,11 @@ pub unsafe extern "C" fn pinfold_cache_prefill(cache: *const CCache, n: usize) -
 ///
 /// # Safety
 ///
-/// `this` is a sheaf of this API that has not been returned. No other thread uses it.
+/// `this` is a sheaf of this API that has not been destroyed. No other thread uses it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_sheaf_alloc(this: *mut CSheaf) -> *mut c_void {
-    // SAFETY: the caller promises a sheaf that has not been returned and that no other thread uses.
+pub unsafe extern "C" fn pinfold_prefilled_alloc(this: *mut CPrefilled) -> *mut c_void {
+    // SAFETY: the caller promises a sheaf that has not been destroyed and that no other thread
+    // uses.
     address_or_enomem(unsafe { (*this).alloc() })
 }
 
@@ -52,10 +53,10 @@ pub unsafe extern "C" fn pinfold_sheaf_alloc(this: *mut CSheaf) -> *mut c_void {
 ///
 /// # Safety
 ///
-/// `this` is a sheaf of this API that has not been returned. No other thread uses it.
+/// `this` is a sheaf of this API that has not been destroyed. No other thread uses it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_sheaf_len(this: *const CSheaf) -> usize {
-    // SAFETY: the caller promises a sheaf that has not been returned.
+pub unsafe extern "C" fn pinfold_prefilled_len(this: *const CPrefilled) -> usize {
+    // SAFETY: the caller promises a sheaf that has not been destroyed.
     unsafe { (*this).len() }
 }
 
@@ -64,10 +65,11 @@ pub unsafe extern "C" fn pinfold_sheaf_len(this: *const CSheaf) -> usize {
 ///
 /// # Safety
 ///
-/// `this` is a sheaf of this API that has not been returned. No other thread uses it.
+/// `this` is a sheaf of this API that has not been destroyed. No other thread uses it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_sheaf_refill(this: *mut CSheaf, n: usize) -> c_int {
-    // SAFETY: the caller promises a sheaf that has not been returned and that no other thread uses.
+pub unsafe extern "C" fn pinfold_prefilled_refill(this: *mut CPrefilled, n: usize) -> c_int {
+    // SAFETY: the caller promises a sheaf that has not been destroyed and that no other thread
+    // uses.
     let this = unsafe { &mut *this };
     answer(conceivable(this.cache(), n).and_then(|()| this.refill(n)))
 }
@@ -76,9 +78,9 @@ pub unsafe extern "C" fn pinfold_sheaf_refill(this: *mut CSheaf, n: usize) -> c_
 ///
 /// # Safety
 ///
-/// `this` is null, or a sheaf of this API that has not been returned. It is not used any more.
+/// `this` is null, or a sheaf of this API that has not been destroyed. It is not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_sheaf_return(this: *mut CSheaf) {
+pub unsafe extern "C" fn pinfold_prefilled_destroy(this: *mut CPrefilled) {
     // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
     // it up.
     unsafe { unboxed(this) };

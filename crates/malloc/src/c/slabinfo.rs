@@ -117,7 +117,7 @@ fn tell(info: Info, f: impl FnOnce(&CInfo)) -> bool {
 ///
 /// `each` is null or can be called with `context`, and does not unwind.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_caches_each(
+pub unsafe extern "C" fn pinfold_caches_for_each(
     each: Option<EachCache>,
     context: *mut c_void,
 ) -> usize {

@@ -91,14 +91,14 @@ static void shared(void)
 {
 	int64_t value = -1;
 	int fd = memfd_create("counters", 0), status;
-	struct pinfold_shared_counters *counters = pinfold_shared_counters_open(fd, 2);
+	struct pinfold_shared_counters *counters = pinfold_shared_counters_create(fd, 2);
 	pid_t child;
 
 	CHECK(counters);
 	child = fork();
 	CHECK(child >= 0);
 	if (child == 0) {
-		struct pinfold_shared_counters *own = pinfold_shared_counters_open(fd, 2);
+		struct pinfold_shared_counters *own = pinfold_shared_counters_create(fd, 2);
 
 		_exit(!own || pinfold_shared_counters_add(own, 1, 40) != 0);
 	}
@@ -109,11 +109,11 @@ static void shared(void)
 	errno = 0;
 	CHECK(pinfold_shared_counters_add(counters, 2, 1) == -1 && errno == EINVAL);
 	errno = 0;
-	CHECK(pinfold_shared_counters_open(fd, 3) == NULL && errno == EINVAL);
+	CHECK(pinfold_shared_counters_create(fd, 3) == NULL && errno == EINVAL);
 	errno = 0;
-	CHECK(pinfold_shared_counters_open(-1, 1) == NULL && errno == EBADF);
-	pinfold_shared_counters_close(counters);
-	pinfold_shared_counters_close(NULL);
+	CHECK(pinfold_shared_counters_create(-1, 1) == NULL && errno == EBADF);
+	pinfold_shared_counters_destroy(counters);
+	pinfold_shared_counters_destroy(NULL);
 	close(fd);
 }
 
@@ -146,8 +146,8 @@ static void shown(void)
 	CHECK(pinfold_event_show(event, "two words") == -1 && errno == EINVAL);
 	errno = 0;
 	CHECK(pinfold_event_show(event, NULL) == -1 && errno == EINVAL);
-	CHECK(pinfold_counter_hide("level") && !pinfold_counter_hide("level"));
-	CHECK(!pinfold_counter_hide(NULL));
+	CHECK(pinfold_hide("level") && !pinfold_hide("level"));
+	CHECK(!pinfold_hide(NULL));
 	CHECK(pinfold_event_show(event, "level") == 0);
 	/* Destroying the counter frees its name. */
 	pinfold_event_destroy(event);

@@ -70,50 +70,50 @@ static void **exhaust(const struct pinfold_cache *cache, size_t *count)
 
 static void sheaf_outlasts_memory(struct pinfold_cache *cache, void *reserve)
 {
-	struct pinfold_sheaf *sheaf = reserve;
+	struct pinfold_prefilled *sheaf = reserve;
 	size_t count;
 
 	exhaust(cache, &count);
 	errno = 0;
-	CHECK(pinfold_sheaf_refill(sheaf, 1000000) == -1 && errno == ENOMEM);
-	CHECK(pinfold_sheaf_len(sheaf) == 500);
+	CHECK(pinfold_prefilled_refill(sheaf, 1000000) == -1 && errno == ENOMEM);
+	CHECK(pinfold_prefilled_len(sheaf) == 500);
 	errno = 0;
 	CHECK(!pinfold_cache_prefill(cache, 1000) && errno == ENOMEM);
 	for (int n = 0; n < 500; n++)
-		CHECK(pinfold_sheaf_alloc(sheaf));
-	CHECK(!pinfold_sheaf_alloc(sheaf));
+		CHECK(pinfold_prefilled_alloc(sheaf));
+	CHECK(!pinfold_prefilled_alloc(sheaf));
 }
 
 static void sheaves(void)
 {
 	struct pinfold_cache *cache = created("prefilled", 1024);
-	struct pinfold_sheaf *sheaf = pinfold_cache_prefill(cache, 300);
+	struct pinfold_prefilled *sheaf = pinfold_cache_prefill(cache, 300);
 	void *objects[300];
 
-	CHECK(sheaf && pinfold_sheaf_len(sheaf) == 300);
+	CHECK(sheaf && pinfold_prefilled_len(sheaf) == 300);
 	for (int n = 0; n < 300; n++) {
-		CHECK((objects[n] = pinfold_sheaf_alloc(sheaf)));
+		CHECK((objects[n] = pinfold_prefilled_alloc(sheaf)));
 		memset(objects[n], n, 1024);
 	}
 	errno = 0;
-	CHECK(!pinfold_sheaf_alloc(sheaf) && errno == ENOMEM && pinfold_sheaf_len(sheaf) == 0);
+	CHECK(!pinfold_prefilled_alloc(sheaf) && errno == ENOMEM && pinfold_prefilled_len(sheaf) == 0);
 	for (int n = 0; n < 300; n++)
 		CHECK(((unsigned char *)objects[n])[1023] == (unsigned char)n);
 	pinfold_cache_free_bulk(cache, 300, objects);
 	errno = 0;
-	CHECK(pinfold_sheaf_refill(sheaf, (size_t)-1) == -1 && errno == ENOMEM);
-	CHECK(pinfold_sheaf_refill(sheaf, 500) == 0 && pinfold_sheaf_refill(sheaf, 0) == 0);
-	CHECK(pinfold_sheaf_len(sheaf) == 500);
+	CHECK(pinfold_prefilled_refill(sheaf, (size_t)-1) == -1 && errno == ENOMEM);
+	CHECK(pinfold_prefilled_refill(sheaf, 500) == 0 && pinfold_prefilled_refill(sheaf, 0) == 0);
+	CHECK(pinfold_prefilled_len(sheaf) == 500);
 	without_memory(sheaf_outlasts_memory, cache, sheaf);
 	errno = 0;
 	CHECK(pinfold_cache_destroy(cache) == -1 && errno == EBUSY);
-	pinfold_sheaf_return(sheaf);
-	pinfold_sheaf_return(NULL);
+	pinfold_prefilled_destroy(sheaf);
+	pinfold_prefilled_destroy(NULL);
 	errno = 0;
 	CHECK(!pinfold_cache_prefill(cache, (size_t)-1) && errno == ENOMEM);
 	sheaf = pinfold_cache_prefill(cache, 0);
-	CHECK(sheaf && pinfold_sheaf_len(sheaf) == 0);
-	pinfold_sheaf_return(sheaf);
+	CHECK(sheaf && pinfold_prefilled_len(sheaf) == 0);
+	pinfold_prefilled_destroy(sheaf);
 	CHECK(pinfold_cache_validate(cache, NULL, NULL) == 0 && pinfold_cache_destroy(cache) == 0);
 }
 
@@ -336,14 +336,14 @@ static void say(void)
 	errno = 0;
 	CHECK(pinfold_cache_attribute(cache, "\xff", &value) == -1 && errno == EINVAL);
 
-	caches = pinfold_caches_each(note, &found);
-	CHECK(caches > 10 && caches == pinfold_caches_each(NULL, NULL));
+	caches = pinfold_caches_for_each(note, &found);
+	CHECK(caches > 10 && caches == pinfold_caches_for_each(NULL, NULL));
 	CHECK(found.object_size == 100 && found.slab_size == size && found.objects == 7 &&
 	      found.total_objects == total);
 	CHECK(found.slabs == total / per_slab && (found.flags & PINFOLD_SLAB_RED_ZONE));
 	pinfold_cache_free_bulk(cache, 7, objects);
 	CHECK(pinfold_cache_destroy(cache) == 0);
-	CHECK(pinfold_caches_each(NULL, NULL) == caches - 1);
+	CHECK(pinfold_caches_for_each(NULL, NULL) == caches - 1);
 }
 
 int main(void)

@@ -27,10 +27,10 @@
 #pragma weak pinfold_cache_in_use
 #pragma weak pinfold_cache_validate
 #pragma weak pinfold_cache_prefill
-#pragma weak pinfold_sheaf_alloc
-#pragma weak pinfold_sheaf_len
-#pragma weak pinfold_sheaf_refill
-#pragma weak pinfold_sheaf_return
+#pragma weak pinfold_prefilled_alloc
+#pragma weak pinfold_prefilled_len
+#pragma weak pinfold_prefilled_refill
+#pragma weak pinfold_prefilled_destroy
 #pragma weak pinfold_mempool_create
 #pragma weak pinfold_mempool_alloc
 #pragma weak pinfold_mempool_available
@@ -433,19 +433,19 @@ static void use_cache(const char *name, size_t size, unsigned flags, void (*cons
 			memset(held[i], (int)i, size);
 
 	errno = 0;
-	struct pinfold_sheaf *sheaf = pinfold_cache_prefill(cache, 40);
+	struct pinfold_prefilled *sheaf = pinfold_cache_prefill(cache, 40);
 	judge_refusal(sheaf);
 	if (sheaf) {
-		SCRIPT(pinfold_sheaf_len(sheaf) == 40);
+		SCRIPT(pinfold_prefilled_len(sheaf) == 40);
 		for (int i = 0; i < 30; i++) {
-			void *object = pinfold_sheaf_alloc(sheaf);
+			void *object = pinfold_prefilled_alloc(sheaf);
 			SCRIPT(object);
 			pinfold_cache_free(cache, object);
 		}
 		errno = 0;
-		int error = pinfold_sheaf_refill(sheaf, 60);
+		int error = pinfold_prefilled_refill(sheaf, 60);
 		judge_refusal(error ? NULL : sheaf);
-		SCRIPT(pinfold_sheaf_len(sheaf) >= (error ? 10 : 60));
+		SCRIPT(pinfold_prefilled_len(sheaf) >= (error ? 10 : 60));
 	}
 	errno = 0;
 	struct pinfold_mempool *pool = pinfold_mempool_create(cache, 20);
@@ -483,7 +483,7 @@ static void use_cache(const char *name, size_t size, unsigned flags, void (*cons
 	SCRIPT(errno == MARK);
 	SCRIPT(pinfold_cache_validate(cache, NULL, NULL) == 0);
 	(void)pinfold_cache_shrink(cache);
-	pinfold_sheaf_return(sheaf);
+	pinfold_prefilled_destroy(sheaf);
 
 	errno = 0;
 	if (pinfold_cache_destroy(cache) == -1) {
