@@ -1,18 +1,52 @@
 //! The Linux kernel's per-CPU memory machinery for user-space programs.
 //!
-//! The modules from top to bottom. Each uses only the modules below it:
+//! ```
+//! use pinfold::counter::PerCpuCounter;
+//! use pinfold::slab::Cache;
+//! use std::thread;
 //!
-//! * [`pages`]: allocates single pages by memory policy.
-//! * [`slab`]: object caches, and [`slab::kmalloc`], caches by size.
-//! * [`arena`]: takes memory from the system and gives it back, for each node.
-//! * [`segment`]: the statistics that a process shows to other processes.
-//! * [`vmstat`]: counts by item and zone.
-//! * [`mempolicy`]: which nodes memory comes from. Useful without the allocator too.
-//! * [`shepherd`]: folds counts from another CPU, and makes idle caches give memory back.
-//! * [`counter`]: counts that each CPU adds to on its own.
-//! * [`profile`]: which call stacks allocated the memory, by samples.
-//! * [`percpu`]: per-CPU variables, lists and rings for a program's own data.
-//! * [`topology`]: the CPUs and nodes, and which of them this process may use.
+//! static IN_FLIGHT: PerCpuCounter = PerCpuCounter::new();
+//!
+//! let packets = Cache::<[u8; 1500]>::new("packet")?;
+//! thread::scope(|scope| {
+//!     for _ in 0..4 {
+//!         scope.spawn(|| {
+//!             // Takes an object of this CPU: no lock, no atomic instruction.
+//!             let mut packet = packets.alloc([0; 1500]).expect("memory");
+//!             IN_FLIGHT.inc();
+//!             packet[0] = 1;
+//!             // The handle frees the object at its end, like a `Box`.
+//!         });
+//!     }
+//! });
+//! // Exact, also while other threads add. `read` is one load, and off by at most `error_bound`.
+//! assert_eq!(IN_FLIGHT.sum(), 4);
+//! # Ok::<(), pinfold::slab::CacheError>(())
+//! ```
+//!
+//! # Which module to use
+//!
+//! | need | module |
+//! |---|---|
+//! | allocate many objects of one type or size | [`slab`] |
+//! | free objects that readers without a lock may still use | [`slab::grace`] |
+//! | count, with cheap adds and exact sums | [`counter`] |
+//! | count by item and node, as in `/proc/vmstat` | [`vmstat`] |
+//! | keep data of your own for each CPU: words, lists, rings | [`percpu`] |
+//! | choose the nodes that memory comes from | [`mempolicy`] |
+//! | allocate single pages, with a policy for each range | [`pages`] |
+//! | ask which CPUs and nodes there are, and which this process may use | [`topology`] |
+//! | keep approximate reads fresh, and give idle memory back | [`shepherd`] |
+//! | limit the memory that is held, and read how much that is | [`arena`] |
+//! | show counters to other processes | [`segment`] |
+//!
+//! The global allocator on top of this crate is the crate `pinfold-malloc`. The folder `examples`
+//! has a program for each of the first six needs.
+//!
+//! # Features
+//!
+//! * `allocator-api2`: caches as allocators of collections.
+//! * `symbols`: reports of debugging name the functions of call stacks. Needs the standard library.
 #![no_std]
 
 #[cfg(test)]

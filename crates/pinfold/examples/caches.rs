@@ -1,4 +1,4 @@
-//! Caches of values of one type: `cargo run --release -p pinfold --example typed_cache`.
+//! Caches of values of one type: `cargo run --release -p pinfold --example caches`.
 //!
 //! * A [`Cache`] gives out handles that own their value, like `Box`. A value may not outlive its
 //!   cache, which the borrow checker sees to.
@@ -24,7 +24,8 @@ struct Route {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let sessions = Cache::new("session")?;
-    let routes = SharedCache::new("route")?;
+    // The builder has settings: here, each CPU sets at most 16 free routes aside.
+    let routes = SharedCache::builder("route").sheaf_capacity(16).build()?;
 
     let mut open = Vec::new();
     for number in 0..1000 {
