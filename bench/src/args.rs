@@ -4,7 +4,7 @@ use crate::counter::subjects::Name as CounterName;
 use crate::memory::Variant;
 use crate::subjects::SubjectName;
 use clap::{Args as ClapArgs, Parser, Subcommand};
-use pinfold_benchkit::Scenario;
+use pinfold_lab::Scenario;
 use std::path::PathBuf;
 
 /// Measures Pinfold and other allocators and counters side by side.

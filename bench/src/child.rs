@@ -8,7 +8,7 @@ use crate::args::{Setup, SlabChildArgs};
 use crate::runner::{self, Cell};
 use crate::subjects::{SubjectName, tcmalloc_is_percpu};
 use anyhow::{Context, Result, ensure};
-use pinfold_benchkit::Timing;
+use pinfold_lab::Timing;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{self, ChildStdin, ChildStdout, Command, Stdio};
 

@@ -1,7 +1,7 @@
 //! The machine that a measurement ran on, and how the peers were built.
 
 use crate::built::Built;
-use pinfold_benchkit::machine::{self, line};
+use pinfold_lab::machine::{self, line};
 use serde::Serialize;
 
 /// What a reader needs to judge the results.

@@ -8,7 +8,7 @@ use crate::runner::OBJECTS;
 use crate::slab::scenarios;
 use crate::subjects::SubjectName;
 use crate::summary;
-use pinfold_benchkit::{Op, Scenario};
+use pinfold_lab::{Op, Scenario};
 
 /// Prints all results.
 pub fn print(machine: &Machine, rows: &Rows, args: &SlabArgs) {

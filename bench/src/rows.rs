@@ -6,7 +6,7 @@ use crate::runner::Cell;
 use crate::subjects::SubjectName;
 use anyhow::{Context, Result};
 use jiff::Timestamp;
-use pinfold_benchkit::{Op, Scenario, Timing, stats};
+use pinfold_lab::{Op, Scenario, Timing, stats};
 use serde::Serialize;
 use std::fs;
 use std::path::PathBuf;

@@ -5,7 +5,7 @@ use crate::args::Setup;
 use crate::child::Child;
 use crate::subjects::{Glibc, Jemalloc, Mimalloc, Rpmalloc, Snmalloc, SubjectName, Tcmalloc};
 use anyhow::Result;
-use pinfold_benchkit::{
+use pinfold_lab::{
     CMalloc, MallocApi, PinfoldCache, PinfoldMalloc, Pool, Scenario, Subject, Timing, cache,
 };
 use serde::{Deserialize, Serialize};

@@ -8,7 +8,7 @@ use crate::rows::{self, Row, Rows};
 use crate::runner::{self, Cell, Runner};
 use crate::subjects::SubjectName;
 use anyhow::{Result, ensure};
-use pinfold_benchkit::{Pool, Scenario};
+use pinfold_lab::{Pool, Scenario};
 use std::rc::Rc;
 
 /// Measures as `args` say, and prints the result.

@@ -3,7 +3,7 @@
 use crate::rows::Rows;
 use crate::slab::scenarios;
 use crate::subjects::SubjectName;
-use pinfold_benchkit::{Op, Scenario, stats};
+use pinfold_lab::{Op, Scenario, stats};
 
 /// The largest size that the targets cover.
 const LARGEST: usize = 4096;
@@ -130,7 +130,7 @@ fn describe(worst: &Ratio) -> String {
 mod tests {
     use super::*;
     use crate::runner::Cell;
-    use pinfold_benchkit::Timing;
+    use pinfold_lab::Timing;
 
     #[test]
     fn each_cell_is_compared_with_its_own_best_peer() {

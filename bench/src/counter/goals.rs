@@ -4,7 +4,7 @@ use super::pass::SPREAD;
 use super::rows::{self, Op, Row};
 use super::subjects::Name;
 use super::{ADDS_AGAINST_A_SUM, SHARDS_AGAINST_ADDS, SIXTEEN_ADDS};
-use pinfold_benchkit::stats;
+use pinfold_lab::stats;
 
 const OURS: [Name; 2] = [Name::PinfoldEvent, Name::Pinfold];
 const PEERS: [Name; 2] = [Name::FastTelemetry, Name::FastCounter];

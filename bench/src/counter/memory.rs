@@ -6,7 +6,7 @@ use super::subjects::{Name, Subject};
 use crate::args::CounterMemoryChildArgs;
 use anyhow::{Context, Result, bail, ensure};
 use pinfold::counter::{Counters, EventCounter};
-use pinfold_benchkit::cpus;
+use pinfold_lab::cpus;
 use std::fs;
 use std::ops::Deref;
 use std::process::Command;

@@ -2,8 +2,8 @@
 
 use super::subjects::Subject;
 use anyhow::{Result, ensure};
-use pinfold_benchkit::Barrier;
-use pinfold_benchkit::cpus::pin;
+use pinfold_lab::Barrier;
+use pinfold_lab::cpus::pin;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;

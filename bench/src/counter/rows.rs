@@ -1,7 +1,7 @@
 //! Results: a row for each subject and operation.
 
 use super::subjects::Name;
-use pinfold_benchkit::stats;
+use pinfold_lab::stats;
 use serde::Serialize;
 
 /// The operation of a row.

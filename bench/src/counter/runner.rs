@@ -6,7 +6,7 @@ use super::subjects::{Atomic, AtomicOwn, Event, Name, Subject, ThreadLocal};
 use anyhow::{Context, Result};
 use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::vmstat::VmStat;
-use pinfold_benchkit::cycles;
+use pinfold_lab::cycles;
 use std::hint::black_box;
 
 /// Number of sums in a timed pass.

@@ -6,7 +6,7 @@ use crate::child::ensure_environment;
 use crate::subjects::{Glibc, Jemalloc, Mimalloc, Rpmalloc, Snmalloc, SubjectName, Tcmalloc};
 use anyhow::{Context, Result, bail};
 use core::ptr::null_mut;
-use pinfold_benchkit::{MallocApi, PinfoldMalloc};
+use pinfold_lab::{MallocApi, PinfoldMalloc};
 use std::fs;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use core::ptr::null_mut;
-use pinfold_benchkit::MallocApi;
+use pinfold_lab::MallocApi;
 use std::thread;
 use std::time::Duration;
 

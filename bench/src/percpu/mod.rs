@@ -9,8 +9,8 @@ mod subjects;
 use crate::args::PercpuArgs;
 use crate::machine::Machine;
 use anyhow::{Result, ensure};
-use pinfold_benchkit::machine::settle_index;
-use pinfold_benchkit::{cpus, cycles, stats};
+use pinfold_lab::machine::settle_index;
+use pinfold_lab::{cpus, cycles, stats};
 use serde::Serialize;
 use subjects::{OPERATIONS, Subject, TURNS};
 

@@ -4,7 +4,7 @@
 //! process's `malloc`.
 
 use core::ffi::c_void;
-use pinfold_benchkit::MallocApi;
+use pinfold_lab::MallocApi;
 
 unsafe extern "C" {
     // glibc's own names, because another crate of a workspace build may define `malloc`.

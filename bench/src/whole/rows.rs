@@ -4,7 +4,7 @@ use super::Results;
 use super::launch::Sample;
 use super::programs::Program;
 use super::subjects::Subject;
-use pinfold_benchkit::stats;
+use pinfold_lab::stats;
 use serde::Serialize;
 use std::collections::HashMap;
 

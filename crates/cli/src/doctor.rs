@@ -1,7 +1,7 @@
 //! `pinfold doctor`: what this machine offers, and what that means for Pinfold. With a process id:
 //! what is good and bad for that process.
 
-use crate::figures::{self, Lines};
+use crate::output::{self, Lines};
 use anyhow::Result;
 use pinfold::arena;
 use pinfold::topology::{NodeId, Topology};
@@ -86,7 +86,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         } else {
             verdicts.text()
         };
-        figures::print(&text)?;
+        output::print(&text)?;
         return Ok(ExitCode::SUCCESS);
     }
     let root = &args.root;
@@ -121,7 +121,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     } else {
         checks.iter().map(Check::lines).collect()
     };
-    figures::print(&text)?;
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,16 +3,14 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 use clap::{Parser, Subcommand};
+use pinfold_lab::{bench, jitter, output};
 use std::process::ExitCode;
 
-mod bench;
 mod doctor;
-mod figures;
 mod foreign;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod heap;
-mod jitter;
 mod live;
 mod numastat;
 mod policy;
@@ -68,7 +66,7 @@ fn main() -> ExitCode {
         Command::NameFunctions => heap::child_main(),
     };
     outcome.unwrap_or_else(|error| {
-        figures::note(format_args!("{error:#}"));
+        output::note(format_args!("{error:#}"));
         ExitCode::from(2)
     })
 }

@@ -2,7 +2,7 @@
 
 use super::report::What;
 use super::symbols::Profile;
-use crate::figures::{self, escaped};
+use crate::output::{self, escaped};
 use anyhow::{Context, Result};
 use inferno::flamegraph::{self, Options};
 use std::path::Path;
@@ -40,5 +40,5 @@ pub fn draw(profile: &Profile, what: What, path: &Path) -> Result<()> {
     let mut picture = Vec::new();
     let lines = lines.iter().map(String::as_str);
     flamegraph::from_lines(&mut options, lines, &mut picture).context("cannot draw")?;
-    figures::write("the flame graph", path, &picture)
+    output::write("the flame graph", path, &picture)
 }

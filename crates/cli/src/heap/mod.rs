@@ -7,9 +7,9 @@ pub mod raw;
 pub mod report;
 pub mod symbols;
 
-use crate::figures;
 use crate::foreign::{Unopened, open_regular};
 use crate::live::{Ask, name};
+use crate::output;
 use anyhow::{Context, Result, bail};
 use naming::Subject;
 pub use naming::{PATIENCE, Patience, child_main};
@@ -131,9 +131,9 @@ fn start(args: &StartArgs) -> Result<ExitCode> {
         ),
         _ => bail!("process {pid}: it does not know this request"),
     }
-    figures::print(&format!(
+    output::print(&format!(
         "{} (process {pid}) takes a sample for each {} that it allocates, on average\n",
-        figures::escaped(&name(pid)),
+        output::escaped(&name(pid)),
         report::bytes(args.interval as f64)
     ))?;
     Ok(ExitCode::SUCCESS)
@@ -148,9 +148,9 @@ fn stop(args: &StopArgs) -> Result<ExitCode> {
         }
         _ => bail!("process {pid}: it does not know this request"),
     }
-    figures::print(&format!(
+    output::print(&format!(
         "{} (process {pid}) samples no more; `pinfold heap dump {pid}` shows what it sampled\n",
-        figures::escaped(&name(pid))
+        output::escaped(&name(pid))
     ))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -214,18 +214,18 @@ fn subtract(profile: &mut Profile, path: &Path) -> Result<()> {
     let old = read_file(path)?;
     let (path, programs) = (
         path.display(),
-        [&old, profile].map(|of| figures::escaped(of.program())),
+        [&old, profile].map(|of| output::escaped(of.program())),
     );
     if let [one, other] = &programs
         && one != other
         && programs.iter().all(|name| !name.is_empty())
     {
-        figures::note(format_args!(
+        output::note(format_args!(
             "{path} is a profile of {one}, and is subtracted from one of {other}"
         ));
     }
     if old.time_ns > profile.time_ns {
-        figures::note(format_args!(
+        output::note(format_args!(
             "{path} is newer than this profile, so growth has a minus"
         ));
     }
@@ -260,7 +260,7 @@ fn dump(args: &DumpArgs) -> Result<ExitCode> {
     }
     if args.output.is_some() || args.flame.is_some() {
         // The files have no place for them.
-        profile.notes.iter().for_each(figures::note);
+        profile.notes.iter().for_each(output::note);
     }
     let what = match args.alloc {
         true => What::Allocated,
@@ -268,20 +268,20 @@ fn dump(args: &DumpArgs) -> Result<ExitCode> {
     };
     if let Some(path) = &args.output {
         let bytes = pprof::encode(&profile)?;
-        figures::write("the profile", path, &bytes)?;
+        output::write("the profile", path, &bytes)?;
     }
     if let Some(path) = &args.flame {
         flame::draw(&profile, what, path)?;
     }
     if args.json {
         let most = args.stacks.unwrap_or(usize::MAX);
-        figures::print(&format!("{}\n", report::json(&profile, what, most)))?;
+        output::print(&format!("{}\n", report::json(&profile, what, most)))?;
     } else if args.output.is_none() && args.flame.is_none() {
         let list = match args.stacks {
             Some(most) => report::stacks(&profile, what, most),
             None => report::functions(&profile, what, args.top),
         };
-        figures::print(&format!("{}\n{list}", report::summary(&profile, what)))?;
+        output::print(&format!("{}\n{list}", report::summary(&profile, what)))?;
     }
     Ok(ExitCode::SUCCESS)
 }

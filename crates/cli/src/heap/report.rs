@@ -1,7 +1,7 @@
 //! A heap profile for people: the functions and call stacks that hold the most memory.
 
 use super::symbols::{Profile, Stack, Values, by_key};
-use crate::figures::{Lines, Table};
+use crate::output::{Lines, Table};
 use pinfold_malloc::heap_profile::DEFAULT_INTERVAL;
 use std::collections::HashSet;
 

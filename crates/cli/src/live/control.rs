@@ -2,8 +2,8 @@
 
 use super::mail::{Mail, NoAnswer};
 use super::source::{Source, name};
-use crate::figures::{self, Table};
 use crate::foreign::Process;
+use crate::output::{self, Table};
 use anyhow::{Context, Result, anyhow, bail};
 use pinfold::segment::{Answer, Code, GET, HEAP_START, SET, TRIM};
 use pinfold_malloc::changeable::{Changeable, SETTINGS, find};
@@ -142,7 +142,7 @@ pub fn trim(args: TrimArgs) -> Result<ExitCode> {
             false => "; other CPUs give theirs back when the program next runs there",
         };
         let name = name(args.ask.pid);
-        let name = figures::escaped(&name);
+        let name = output::escaped(&name);
         let process = args.ask.process();
         let shrank = match (before, after) {
             (Some(before), Some(after)) => {
@@ -155,7 +155,7 @@ pub fn trim(args: TrimArgs) -> Result<ExitCode> {
             bytes >> 10
         )
     };
-    figures::print(&text)?;
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -252,7 +252,7 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
         ),
         false => table.to_string(),
     };
-    figures::print(&text)?;
+    output::print(&text)?;
     result.map(|()| ExitCode::SUCCESS)
 }
 

@@ -3,8 +3,8 @@
 use super::backend_name;
 use super::snapshot::Snapshot;
 use super::source::{Source, Unreadable};
-use crate::figures::{self, Table};
 use crate::foreign::{Deadline, pids};
+use crate::output::{self, Table};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -186,21 +186,21 @@ pub fn main(args: Args) -> Result<ExitCode> {
     found.sources.sort_by_key(|source| source.pid);
     let rows = rows(&mut found);
     for (pid, why) in &found.refused {
-        figures::note(format_args!("process {pid}: {why}"));
+        output::note(format_args!("process {pid}: {why}"));
     }
     let text = match args.json {
         true => serde_json::to_string_pretty(&Answer { list: &rows })? + "\n",
         false => table(&rows).to_string(),
     };
-    figures::print(&text)?;
+    output::print(&text)?;
     if found.untraceable > 0 {
-        figures::note(format_args!(
+        output::note(format_args!(
             "processes on Pinfold that are not shown: {}; forked children, and processes that have closed their descriptors, are read by those that may trace them: run this as root with CAP_SYS_PTRACE, or as their owner while kernel.yama.ptrace_scope is 0",
             found.untraceable
         ));
     }
     if found.unseen > 0 {
-        figures::note(format_args!(
+        output::note(format_args!(
             "processes that were not read in time: {}; one may take {} s, and all together {} s",
             found.unseen,
             EACH.as_secs(),
@@ -215,7 +215,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
             1 => "1 other process".to_owned(),
             hidden => format!("{hidden} other processes"),
         };
-        figures::note(format_args!(
+        output::note(format_args!(
             "{hidden} could not be checked, because the system does not show them to this user; root with CAP_SYS_PTRACE sees most"
         ));
     }

@@ -2,7 +2,7 @@
 
 use super::snapshot::{Cache, Snapshot};
 use super::source::Source;
-use crate::figures;
+use crate::output;
 use anyhow::{Context, Result};
 use pinfold::segment::SlabEvent;
 use serde::Serialize;
@@ -88,7 +88,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     } else {
         text(&snapshot)
     };
-    figures::print(&text)?;
+    output::print(&text)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -3,7 +3,7 @@
 
 use super::snapshot::Snapshot;
 use super::source::{Source, Unreadable};
-use crate::figures;
+use crate::output;
 use anyhow::{Context, Result};
 use pinfold::segment::SlabEvent;
 use serde::Serialize;
@@ -155,7 +155,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
             false if nth % LINES == 0 => HEADER.to_owned() + &line.text(),
             false => line.text(),
         };
-        if !figures::print_more(&text)? {
+        if !output::print_more(&text)? {
             break;
         }
         (before, when) = (sums, Some(now));

@@ -2,7 +2,7 @@
 
 use super::snapshot::{Counter, Snapshot};
 use super::source::{Source, Unreadable};
-use crate::figures;
+use crate::output;
 use anyhow::{Context, Result};
 use serde::Serialize;
 use std::collections::HashMap;
@@ -169,12 +169,12 @@ pub fn main(args: Args) -> Result<ExitCode> {
         let block = Block::of(args.pid, &snapshot, &before, now);
         if args.json {
             let line = serde_json::to_string(&Answer { vmstat: block })?;
-            if !figures::print_more(&(line + "\n"))? {
+            if !output::print_more(&(line + "\n"))? {
                 break;
             }
         } else {
             if let Some(remark) = block.remark().filter(|_| !is_remarked) {
-                figures::note(remark);
+                output::note(remark);
                 is_remarked = true;
             }
             let text = block.text();
@@ -183,7 +183,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
             } else {
                 "\n"
             };
-            if !figures::print_more(&(gap.to_owned() + &text))? {
+            if !output::print_more(&(gap.to_owned() + &text))? {
                 break;
             }
         }

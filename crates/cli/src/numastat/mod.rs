@@ -117,7 +117,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
                 let found = system::matching(&args.root, name)?;
                 if found.is_empty() {
                     let words = format_args!("no process has {name:?} in its command line");
-                    crate::figures::note(words);
+                    crate::output::note(words);
                     code = ExitCode::from(2);
                 }
                 pids.extend(found);
@@ -131,7 +131,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
             Ok(process) => reports.push(Report::of(&process, &online)),
             // Goes on: the other processes' tables are still useful.
             Err(error) => {
-                crate::figures::note(format_args!("{error:#}"));
+                crate::output::note(format_args!("{error:#}"));
                 code = ExitCode::from(2);
             }
         }
@@ -172,7 +172,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
             }
         }
     };
-    crate::figures::print(&text)?;
+    crate::output::print(&text)?;
     Ok(code)
 }
 

@@ -4,8 +4,8 @@
 //! program meanwhile. So the process's identity is read before and after.
 
 use super::maps::Usage;
-use crate::figures::escaped;
 use crate::foreign::{self, has_ended};
+use crate::output::escaped;
 use anyhow::{Context, Result, bail};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

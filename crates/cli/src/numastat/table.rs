@@ -2,7 +2,7 @@
 //! calls mebibytes MBs.
 
 use super::Report;
-use crate::figures::escaped;
+use crate::output::escaped;
 use std::fmt::Write;
 
 const MIB: f64 = (1 << 20) as f64;

@@ -93,7 +93,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         // No text was wrong: the system cannot tell this thread's policy. So the status is 1, not
         // 2.
         Err(error) if error.is::<PolicyError>() => {
-            crate::figures::note(format_args!("{error:#}"));
+            crate::output::note(format_args!("{error:#}"));
             return Ok(ExitCode::FAILURE);
         }
         wanted => wanted?,
@@ -120,6 +120,6 @@ pub fn main(args: Args) -> Result<ExitCode> {
     } else {
         explanation.to_string()
     };
-    crate::figures::print(&text)?;
+    crate::output::print(&text)?;
     Ok(ExitCode::from(u8::from(!usable)))
 }

@@ -3,9 +3,9 @@
 //! Other users may write to the folder of the profiles, if the user has named one, as /tmp. So a
 //! file counts only if it is a regular file of the user's own, and is opened only to find that out.
 
-use crate::figures::note;
 use crate::foreign::open_own;
 use crate::heap;
+use crate::output::note;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};

@@ -9,8 +9,8 @@ mod report;
 mod signals;
 pub mod statistics;
 
-use crate::figures;
 use crate::foreign::{Unopened, open_own};
+use crate::output;
 use anyhow::{Context, Result, bail};
 use pinfold_malloc::settings::{
     GUARD, HARDENED, HEAP, HEAP_FILE, POLICY, SHEPHERD, SLAB_DEBUG, STATS,
@@ -248,7 +248,7 @@ fn run_and_report(
     if args.leaks {
         leaks::print(&heap_file, started);
         if let Err(error) = check_place(heap_file.as_os_str(), child.id()) {
-            figures::note(error);
+            output::note(error);
         }
     }
     Ok(exit_code(status))
@@ -266,16 +266,16 @@ fn exit_code(status: ExitStatus) -> ExitCode {
 fn refuse(name: &OsStr, error: &io::Error) -> ExitCode {
     let name = name.display();
     if error.kind() == io::ErrorKind::NotFound {
-        figures::note(format_args!("{name}: command not found"));
+        output::note(format_args!("{name}: command not found"));
         ExitCode::from(NOT_FOUND)
     } else {
-        figures::note(format_args!("{name}: cannot execute: {error}"));
+        output::note(format_args!("{name}: cannot execute: {error}"));
         ExitCode::from(NOT_EXECUTABLE)
     }
 }
 
 fn explain(program: &Program, obstacle: &Obstacle) {
-    figures::note(format_args!(
+    output::note(format_args!(
         "{} {obstacle}; it runs without Pinfold",
         program.binary.display()
     ));

@@ -25,7 +25,7 @@ pub fn print(report: &Report) {
             bytes(held)
         );
     }
-    crate::figures::report(&text);
+    crate::output::report(&text);
 }
 
 // The program can have written any numbers, so sums stop at the largest number.

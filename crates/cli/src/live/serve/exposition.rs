@@ -4,7 +4,7 @@
 //! counter's family without the suffix of its samples.
 
 use super::request::Format;
-use crate::figures;
+use crate::output;
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Write};
 
@@ -104,7 +104,7 @@ impl Labels {
         }
         text.push_str(name);
         text.push_str("=\"");
-        for letter in figures::escaped(value).chars() {
+        for letter in output::escaped(value).chars() {
             if matches!(letter, '"' | '\\') {
                 text.push('\\');
             }

@@ -7,12 +7,12 @@
 //!   leaves it out of one look.
 
 use super::once::Once;
-use crate::figures;
 use crate::foreign::{Deadline, Process};
 use crate::live::list;
 use crate::live::snapshot::{Memory, Snapshot};
 use crate::live::source::{Source, Unreadable};
 use crate::live::top::threads_by_cpu;
+use crate::output;
 use rustix::fs::{AtFlags, statat};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -355,7 +355,7 @@ impl Entry {
     fn name(&self) -> String {
         let name = self.process().read("comm", 1 << 10).unwrap_or_default();
         let name = name.strip_suffix(b"\n").unwrap_or(&name);
-        figures::escaped(&String::from_utf8_lossy(name)).into_owned()
+        output::escaped(&String::from_utf8_lossy(name)).into_owned()
     }
 
     fn system(&self) -> System {

@@ -11,8 +11,8 @@ mod status;
 
 use super::list;
 use super::source::Source;
-use crate::figures;
 use crate::heap::Patience;
+use crate::output;
 use anyhow::{Context, Result};
 use http::{Response, Server, Waiting};
 use look::{Look, Processes};
@@ -143,7 +143,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let address = server.address()?;
     let ip = address.ip().to_canonical();
     if !ip.is_loopback() {
-        figures::note(format_args!(
+        output::note(format_args!(
             "anybody who can reach this machine's port {} can read the numbers; a client that calls \
              the server by a name needs --allow-host NAME",
             address.port()
@@ -156,7 +156,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         ),
         false => format!("{address}/"),
     };
-    figures::print(&format!("serving at http://{place}\n"))?;
+    output::print(&format!("serving at http://{place}\n"))?;
     let mut looked = Instant::now();
     loop {
         server.serve_one(LOOK);
@@ -165,7 +165,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         }
         looked = Instant::now();
         if served.processes.have_ended() {
-            figures::print("the processes have ended\n")?;
+            output::print("the processes have ended\n")?;
             return Ok(ExitCode::SUCCESS);
         }
     }
@@ -237,7 +237,7 @@ impl Served {
             },
             Err(error) => {
                 let text = format!("{error:#}");
-                Response::error(503, format!("{}\n", figures::escaped(&text)))
+                Response::error(503, format!("{}\n", output::escaped(&text)))
             }
         }
     }

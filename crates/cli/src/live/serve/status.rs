@@ -1,9 +1,9 @@
 //! The numbers of the page for people, in JSON.
 
 use super::look::{Look, Reading};
-use crate::figures;
 use crate::live::snapshot::Shepherd;
 use crate::live::top::{Sum, nodes};
+use crate::output;
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -56,7 +56,7 @@ impl<'l> Process<'l> {
                 .iter()
                 .filter(|cache| cache.refilled() > 0)
                 .map(|cache| Cache {
-                    name: figures::escaped(&cache.name).into_owned(),
+                    name: output::escaped(&cache.name).into_owned(),
                     objects: cache.total(),
                     active: cache.out(),
                     size: cache.size,

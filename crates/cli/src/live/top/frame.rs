@@ -3,8 +3,8 @@
 use super::Watched;
 use super::tables;
 use super::view::View;
-use crate::figures::escaped;
 use crate::live::list;
+use crate::output::escaped;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};

@@ -11,7 +11,7 @@ mod view;
 
 use super::list;
 use super::source::{Source, Unreadable};
-use crate::figures;
+use crate::output;
 use anyhow::{Context, Result, bail};
 pub use cpus::threads_by_cpu;
 use frame::draw;
@@ -103,7 +103,7 @@ impl Watched {
 
 pub fn main(args: Args) -> Result<ExitCode> {
     if let Some(file) = &args.svg {
-        figures::check_writable("the picture", file)?;
+        output::check_writable("the picture", file)?;
     }
     let mut watched = Watched::open(&args)?;
     if !watched.update()? {
@@ -120,7 +120,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     if !std::io::stdout().is_terminal() {
         bail!("standard output is not a terminal; give --once for one picture as text");
     }
-    if !figures::can_move_cursor() {
+    if !output::can_move_cursor() {
         bail!(
             "this terminal cannot move its cursor, by TERM; set TERM to the terminal's type, or give \
              --once for one picture as text"
@@ -135,7 +135,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let ended = run(&mut terminal, &mut watched, args.delay);
     ratatui::restore();
     if ended? {
-        figures::print("the process has ended\n")?;
+        output::print("the process has ended\n")?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -202,10 +202,10 @@ fn once(watched: &Watched, file: Option<&Path>) -> Result<ExitCode> {
     let mut terminal = Terminal::new(TestBackend::new(80, 24))?;
     terminal.draw(|frame| draw(frame, watched))?;
     match file {
-        None => figures::print(&text_of(&terminal))?,
+        None => output::print(&text_of(&terminal))?,
         Some(file) => {
             let picture = svg::of(terminal.backend().buffer());
-            figures::write("the picture", file, picture.as_bytes())?;
+            output::write("the picture", file, picture.as_bytes())?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -2,7 +2,7 @@
 
 use super::frame::{bold, mib, reversed, right};
 use super::view::{Key, Show, View};
-use crate::figures::escaped;
+use crate::output::escaped;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};

@@ -1,0 +1,82 @@
+//! `pinfold bench all`: the benchmarks of the five documents that Pinfold's benchmarks come from,
+//! one after the other, as tables or as one HTML file.
+
+mod compare;
+mod page;
+mod part;
+mod report;
+mod rows;
+mod seeds;
+
+use crate::output;
+use anyhow::Result;
+use page::page;
+use part::Part;
+use report::Report;
+use seeds::SEEDS;
+use std::path::PathBuf;
+
+/// Run all benchmarks briefly, beside the figures of the documents that they come from
+///
+/// Runs bench vmstat, bench slab, jitter, bench counter and bench pft, each in a process of its
+/// own, and prints for each: the question of the document of 2007 to 2015 that it comes from, the
+/// document's own figures beside this machine's, what they mean, and the benchmark's tables. A
+/// benchmark that cannot run here says why, and the others still run. Takes a few minutes.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Write one HTML file with tables and plots instead of printing tables. The file needs no
+    /// other file and no script. It appears at once when all benchmarks are over
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+
+    /// Measure so briefly that the figures only show that everything runs
+    #[arg(long)]
+    quick: bool,
+
+    /// Seconds for each setup of the jitter test; a run of the counter's loop takes a fiftieth of
+    /// that, and at least 0.2 [default: 20, with --quick 0.5]
+    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", value_parser = seconds)]
+    seconds: Option<f64>,
+
+    /// Measure one benchmark and print its results for the process that prints all of them
+    #[arg(long, hide = true, conflicts_with = "html")]
+    part: Option<Part>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    const RANGE: std::ops::RangeInclusive<f64> = 0.05..=3600.0;
+    match text.parse() {
+        Ok(seconds) if RANGE.contains(&seconds) => Ok(seconds),
+        _ => Err(format!(
+            "give a number from {} to {}",
+            RANGE.start(),
+            RANGE.end()
+        )),
+    }
+}
+
+pub fn main(args: &Args) -> Result<()> {
+    if let Some(part) = args.part {
+        return output::print(&serde_json::to_string(&part.measure(args))?);
+    }
+    let report = args.html.as_deref().map(Report::check).transpose()?;
+    let outcomes: Vec<_> = Part::ALL.into_iter().map(|part| part.run(args)).collect();
+    let sections: Vec<_> = SEEDS
+        .iter()
+        .zip(Part::ALL)
+        .zip(&outcomes)
+        .map(|((seed, part), outcome)| page::Section::new(seed, part.command(args), outcome))
+        .collect();
+    match report {
+        Some(report) => {
+            report.write(&page(&sections, args.quick)?)?;
+            let measured = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+            let (all, file) = (outcomes.len(), report.shown());
+            output::print(&format!("{measured} of {all} benchmarks are in {file}\n"))
+        }
+        None => {
+            let sections: Vec<_> = sections.iter().map(page::Section::text).collect();
+            output::print(&sections.join("\n\n"))
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The subjects: Pinfold, and the peers of its fast path.
+
+mod batch;
+mod double_word;
+mod locked;
+mod tid;
+
+use super::Test;
+use crate::{
+    CMalloc, PinfoldCache, PinfoldMalloc, Pool, Scenario, Subject, Timing, cache, hardened_cache,
+};
+use anyhow::Result;
+use locked::LockedArray;
+use serde::Serialize;
+
+/// A subject behind dynamic dispatch. Only a whole scenario is one dynamic call.
+pub trait Measurable {
+    fn measure(&self, scenario: Scenario, pool: &Pool, round: usize) -> Result<Vec<Timing>>;
+}
+
+impl<S: Subject> Measurable for S {
+    fn measure(&self, scenario: Scenario, pool: &Pool, round: usize) -> Result<Vec<Timing>> {
+        scenario.measure(pool, self, round)
+    }
+}
+
+/// The subjects, in the order of the tables. A new subject needs a name here, a place in the lists
+/// below, and an arm in [`make`](Self::make).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum SubjectName {
+    PinfoldCache,
+    PinfoldMalloc,
+    PinfoldHardened,
+    Rseq,
+    Tid,
+    Locked,
+    MaskedSignals,
+}
+
+impl SubjectName {
+    pub const ALL: [SubjectName; 7] = [
+        SubjectName::PinfoldCache,
+        SubjectName::PinfoldMalloc,
+        SubjectName::PinfoldHardened,
+        SubjectName::Rseq,
+        SubjectName::Tid,
+        SubjectName::Locked,
+        SubjectName::MaskedSignals,
+    ];
+
+    /// The four ways to protect the same fast path.
+    pub const RIVALS: [SubjectName; 4] = [
+        SubjectName::Rseq,
+        SubjectName::Tid,
+        SubjectName::Locked,
+        SubjectName::MaskedSignals,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            SubjectName::PinfoldCache => "pinfold-cache",
+            SubjectName::PinfoldMalloc => "pinfold-malloc",
+            SubjectName::PinfoldHardened => "pinfold-hardened",
+            SubjectName::Rseq => "rseq",
+            SubjectName::Tid => "tid",
+            SubjectName::Locked => "locked",
+            SubjectName::MaskedSignals => "masked-signals",
+        }
+    }
+
+    /// Describes the subject in one line.
+    pub fn describe(self) -> &'static str {
+        match self {
+            SubjectName::PinfoldCache => "a KmemCache of that size, inlined",
+            SubjectName::PinfoldMalloc => "pinfold_malloc and pinfold_free, called as C functions",
+            SubjectName::PinfoldHardened => "a KmemCache of that size, hardened",
+            SubjectName::Rseq => "a restartable sequence pops or pushes: a KmemCache",
+            SubjectName::Tid => {
+                "a double-word compare-exchange of a list's head and a transaction id, as in SLUB"
+            }
+            SubjectName::Locked => {
+                "an array with a lock of the CPU: one locked exchange, without contention"
+            }
+            SubjectName::MaskedSignals => {
+                "an array with two calls of pthread_sigmask and a lock around it"
+            }
+        }
+    }
+
+    /// Returns whether the subject is measured in `test`.
+    pub fn takes_part(self, test: Test) -> bool {
+        match test {
+            Test::Of(_) => true,
+            Test::Bulk => self == SubjectName::PinfoldCache,
+        }
+    }
+
+    /// Returns why this machine cannot run the subject, or `None` if it can.
+    pub fn missing(self) -> Option<&'static str> {
+        match self {
+            SubjectName::Tid => double_word::missing(),
+            _ => None,
+        }
+    }
+
+    /// Makes the subject for objects of `size` bytes. It must not be [`missing`](Self::missing).
+    pub fn make(self, size: usize) -> Result<Box<dyn Measurable>> {
+        Ok(match self {
+            SubjectName::PinfoldCache | SubjectName::Rseq => Box::new(PinfoldCache(cache(size)?)),
+            SubjectName::PinfoldHardened => Box::new(PinfoldCache(hardened_cache(size)?)),
+            SubjectName::PinfoldMalloc => Box::new(CMalloc::<PinfoldMalloc>::new(size)),
+            SubjectName::Tid => Box::new(tid::Tid::new(cache(size)?)?),
+            SubjectName::Locked => Box::new(LockedArray::<false>::new(cache(size)?)),
+            SubjectName::MaskedSignals => Box::new(LockedArray::<true>::new(cache(size)?)),
+        })
+    }
+}
+
+/// Makes one value for each possible CPU.
+fn for_each_cpu<T>(make: impl FnMut(usize) -> T) -> Box<[T]> {
+    (0..pinfold_rseq::possible()).map(make).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,196 @@
+//! Files that the user asked for.
+//!
+//! The folder may be one that others may write to, as `/tmp`. There, another user can have put a
+//! symbolic link, a pipe or a file of his own under the name. So a file is written anew beside the
+//! named one and then renamed: nothing that was there is opened. Besides:
+//!
+//! - `-` is standard output.
+//! - A symbolic link is followed if this user or root owns it.
+//! - A device or a pipe is written to if this user or root owns it. A pipe must have a reader.
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::{CWD, Mode, OFlags, openat};
+use std::fs::{self, File, Metadata};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// Where bytes go.
+#[derive(Debug)]
+enum Place {
+    Standard,
+    /// A device or a pipe.
+    Open(File),
+    /// A regular file, which need not exist.
+    Regular(PathBuf),
+}
+
+fn is_trusted(about: &Metadata) -> bool {
+    about.uid() == 0 || about.uid() == rustix::process::geteuid().as_raw()
+}
+
+fn place(path: &Path) -> Result<Place> {
+    if path == Path::new("-") {
+        return Ok(Place::Standard);
+    }
+    let about = match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            return Ok(Place::Regular(path.to_owned()));
+        }
+        about => about?,
+    };
+    if !about.is_symlink() {
+        return existing(path, &about, OFlags::NOFOLLOW);
+    }
+    if !is_trusted(&about) {
+        bail!("it is a symbolic link of another user");
+    }
+    match fs::metadata(path) {
+        Ok(target) if target.is_file() => Ok(Place::Regular(fs::canonicalize(path)?)),
+        Ok(target) => existing(path, &target, OFlags::empty()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!("it is a symbolic link to a file that does not exist")
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn existing(path: &Path, about: &Metadata, flags: OFlags) -> Result<Place> {
+    let kind = about.file_type();
+    if kind.is_file() {
+        return Ok(Place::Regular(path.to_owned()));
+    }
+    if !(kind.is_fifo() || kind.is_char_device()) {
+        bail!("it is not a regular file, a pipe or a character device");
+    }
+    if !is_trusted(about) {
+        bail!("it is a pipe or device of another user");
+    }
+    let flags = flags | OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let file = match openat(CWD, path, flags, Mode::empty()) {
+        Err(rustix::io::Errno::NXIO) => bail!("it is a pipe that nothing reads from"),
+        file => File::from(file?),
+    };
+    let found = file.metadata()?;
+    if (found.dev(), found.ino()) != (about.dev(), about.ino()) {
+        bail!("another file has replaced it");
+    }
+    // Only the open must not wait.
+    rustix::io::ioctl_fionbio(&file, false)?;
+    Ok(Place::Open(file))
+}
+
+fn cannot_write(what: &str, path: &Path) -> String {
+    format!(
+        "cannot write {what} to {}; give a file in a folder that you may write to",
+        path.display()
+    )
+}
+
+/// A new file beside another one.
+fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
+    let name = path.file_name().ok_or(ErrorKind::IsADirectory)?;
+    let new = format!(".{}.{}.new", name.to_string_lossy(), std::process::id());
+    let new = path.with_file_name(new);
+    let file = File::options().write(true).create_new(true).open(&new)?;
+    Ok((new, file))
+}
+
+/// Fails if `what` cannot be written to the file, so that the user learns this before hours of
+/// measuring. Leaves the file system unchanged.
+pub fn check_writable(what: &str, path: &Path) -> Result<()> {
+    let check = || -> Result<()> {
+        if let Place::Regular(path) = place(path)? {
+            let (new, _) = beside(&path)?;
+            fs::remove_file(new)?;
+        }
+        Ok(())
+    };
+    check().with_context(|| cannot_write(what, path))
+}
+
+/// Writes `what`, whose content is `bytes`, to a file that the user named. Until it is complete, a
+/// regular file keeps what it had.
+pub fn write(what: &str, path: &Path, bytes: &[u8]) -> Result<()> {
+    let write = || -> Result<()> {
+        match place(path)? {
+            Place::Standard => {
+                let mut out = io::stdout().lock();
+                match out.write_all(bytes).and_then(|()| out.flush()) {
+                    // A reader that closes the pipe early is no error.
+                    Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error)?,
+                    _ => {}
+                }
+            }
+            Place::Open(mut file) => file.write_all(bytes)?,
+            Place::Regular(path) => {
+                let (new, mut file) = beside(&path)?;
+                let written = file.write_all(bytes).and_then(|()| fs::rename(&new, &path));
+                if written.is_err() {
+                    // The error that matters is the first one.
+                    let _ = fs::remove_file(&new);
+                }
+                written?;
+            }
+        }
+        Ok(())
+    };
+    write().with_context(|| cannot_write(what, path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn checking_that_a_file_is_writable_leaves_it_unchanged() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x.svg");
+        check_writable("the plot", &file).unwrap();
+        assert!(!file.exists());
+        fs::write(&file, "old").unwrap();
+        check_writable("the plot", &file).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "old");
+        let missing = folder.path().join("none/x.svg");
+        let error = format!("{:#}", check_writable("the plot", &missing).unwrap_err());
+        assert!(error.contains(missing.to_str().unwrap()), "{error}");
+    }
+
+    #[test]
+    fn a_file_is_replaced_and_an_own_link_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, other, link] = ["file", "other", "link"].map(|name| folder.path().join(name));
+        fs::write(&file, "old").unwrap();
+        fs::hard_link(&file, &other).unwrap();
+        write("it", &file, b"new").unwrap();
+        assert_eq!(fs::read(&other).unwrap(), b"old");
+        symlink(&file, &link).unwrap();
+        write("it", &link, b"newer").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"newer");
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        write("it", Path::new("/dev/null"), b"gone").unwrap();
+    }
+
+    #[test]
+    fn pipes_do_not_wait_and_links_of_others_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+        for error in [write("it", &pipe, b""), check_writable("it", &pipe)] {
+            let error = format!("{:#}", error.unwrap_err());
+            assert!(error.contains("nothing reads"), "{error}");
+        }
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let link = folder.path().join("link");
+        let target = folder.path().join("target");
+        fs::write(&target, "old").unwrap();
+        symlink(&target, &link).unwrap();
+        std::os::unix::fs::lchown(&link, Some(12_345), None).unwrap();
+        let error = format!("{:#}", write("it", &link, b"new").unwrap_err());
+        assert!(error.contains("another user"), "{error}");
+        assert_eq!(fs::read(&target).unwrap(), b"old");
+    }
+}
