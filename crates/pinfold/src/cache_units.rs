@@ -25,7 +25,7 @@
 //!    `slab/idle.rs`). While the unit is stopped, operations on it fail.
 //! 3. The words at [`COUNTDOWN`] have rules of their own (`profile/countdown.rs`).
 
-use crate::lock::Lock;
+use crate::lock::{Lock, Rank};
 use core::sync::atomic::AtomicU64;
 use pinfold_rseq::{Units, near};
 
@@ -63,7 +63,7 @@ pub(crate) static SHEAF_UNITS: Units = Units::new();
 
 /// A thread holds this lock while it installs a unit, stops CPUs, takes idle sheaves, or retires a
 /// cache.
-pub(crate) static STOPPING: Lock<()> = Lock::new(());
+pub(crate) static STOPPING: Lock<()> = Lock::new(Rank::Stopping, ());
 
 /// Returns the units. For fast paths: costs no load from the global offset table.
 #[inline(always)]

@@ -19,8 +19,8 @@ mod lazy;
 
 pub(crate) use lazy::LazyBlock;
 
-use crate::fork::{self, Hooks, Rank};
-use crate::lock::{Guard, Lock};
+use crate::fork;
+use crate::lock::{Guard, Hooks, Lock, Rank};
 use crate::sys;
 use crate::topology::{bits, facts};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -67,11 +67,14 @@ static IN_USE: [AtomicU64; MAX_INDEX / 64] = [const { AtomicU64::new(0) }; MAX_I
 /// How many words of `IN_USE`, from the first on, may have a bit set.
 static IN_USE_WORDS: AtomicUsize = AtomicUsize::new(0);
 
-static SPACE: Lock<Space> = Lock::new(Space {
-    map: 0,
-    words: 0,
-    hints: [0; CLASSES],
-});
+static SPACE: Lock<Space> = Lock::new(
+    Rank::Units,
+    Space {
+        map: 0,
+        words: 0,
+        hints: [0; CLASSES],
+    },
+);
 
 /// The number of alignments that the search distinguishes: 1, 2, 4 and 8 words.
 const CLASSES: usize = 4;
@@ -180,21 +183,11 @@ fn alignment(words: usize) -> (usize, usize) {
 /// block is zero in every unit.
 ///
 /// Returns `None` if there is no room or no memory, while another thread forks, and in a signal
-/// handler that [may not wait](may_not_wait) for this module's lock.
+/// handler that may not wait for this module's lock.
 ///
 /// Takes this module's lock, and reads and writes one bit for each word.
 pub(crate) fn alloc(size: usize) -> Option<usize> {
-    alloc_in(SPACE.lock_or_divert(may_not_wait)?, size)
-}
-
-/// Returns whether the thread with thread pointer `thread` holds this module's lock, or a lock that
-/// comes after it in the lock order.
-///
-/// A thread allocates a block with no such lock held, except in a signal handler that interrupted a
-/// holder. The handler must not wait for this module's lock: a handler may have interrupted the
-/// holder of this lock too, and wait there for the lock that this thread holds.
-pub(crate) fn may_not_wait(thread: u64) -> bool {
-    fork::is_held_from(Rank::Units, thread)
+    alloc_in(SPACE.lock_or_divert()?, size)
 }
 
 /// Allocates as [`alloc`] does, but waits until another thread's fork is over. Not for signal
@@ -236,7 +229,7 @@ pub(crate) unsafe fn free(offset: usize, size: usize) {
     }
     // The lock refuses a signal handler that may not wait for it. In this rare case the block is
     // lost.
-    if let Some(mut space) = SPACE.lock_unless(may_not_wait) {
+    if let Some(mut space) = SPACE.lock() {
         let from = offset / WORD;
         space.set(from, words, false);
         for hint in &mut space.hints {

@@ -9,10 +9,8 @@
 //! objects) between a CPU's unit and a node's store. The child loses the objects in that sheaf, a
 //! few kilobytes for each such thread.
 //!
-//! # The table
-//!
-//! A module with locks registers its `Hooks` before it first uses them. The table has one entry for
-//! each `Rank`. A fork takes the locks in the order of the ranks, outermost first.
+//! A module with locks registers its `Hooks` before it first takes one. A fork takes the locks in
+//! the order of their `Rank`, outermost first.
 //!
 //! # Why a fork does not deadlock
 //!
@@ -52,134 +50,12 @@
 //! If the handler then waits for one of Pinfold's locks, neither thread goes on. So a handler that
 //! has interrupted the C library's `malloc` must not use caches while another thread forks.
 
-use crate::lock::{FORKS, Guard, Lock, Word};
+use crate::lock::{FORKS, Lock, enter, is_any_held, me, modules};
+pub use crate::lock::{Hooks, Rank};
 use crate::sys;
-use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, fence};
+use core::sync::atomic::{AtomicU8, AtomicU32, fence};
 use core::time::Duration;
-
-/// What a fork takes, in this order. Of the locks, this is the lock order: a thread that holds a
-/// lock may wait for the locks below it. No thread but the forking one holds two locks of a kind.
-#[derive(Clone, Copy)]
-pub enum Rank {
-    /// The thresholds that follow the online CPUs. A holder takes counters' shards.
-    Thresholds,
-    /// The counters' shards. No thread holds them together with a lock below.
-    Shards,
-    /// The blocks in the per-CPU units. Code that holds this takes no other lock, but a handler may
-    /// interrupt a holder of this or of a lock below, and take the other one.
-    Units,
-    /// Readers of per-CPU lists and rings.
-    Readers,
-    /// The memory pools.
-    Pools,
-    /// Grace periods. This lock is only tried.
-    Grace,
-    /// `STOPPING`, for stopping CPUs.
-    Stopping,
-    /// The registry of caches.
-    Registry,
-    /// The caches' pending sheaves.
-    Pending,
-    /// The caches' parts on the nodes.
-    Nodes,
-    /// The pool of sheaves' blocks.
-    Sheaves,
-    /// The nodes' arenas.
-    Arenas,
-    /// The regions.
-    Regions,
-    /// The memory for metadata.
-    Metadata,
-    /// The buffer for reading the cgroup's files.
-    Cgroup,
-    /// The policies that several ranges share.
-    Policies,
-    /// The counters that other processes can see. A holder takes no other lock.
-    Shown,
-    /// The counters' gates, which are no locks. A fork waits here until no other thread keeps a
-    /// gate closed, and must already hold the locks then (module `counter::gates`).
-    Gates,
-    /// The shepherd's threads, which a child does not have.
-    Shepherd,
-    /// The program's threads, which `pinfold-malloc` counts. A child has one.
-    Threads,
-}
-
-const RANKS: usize = Rank::Threads as usize + 1;
-
-/// What a module does about a fork.
-pub struct Hooks {
-    pub(crate) rank: Rank,
-    pub(crate) taken: Taken,
-    /// Forgets the threads that the child does not have. Runs in the child before anything is given
-    /// back.
-    pub(crate) child: fn(),
-}
-
-/// Calls its argument with the word of each lock of one rank.
-type Visit = fn(&mut dyn FnMut(&Word));
-
-/// What a fork takes of one rank.
-pub(crate) enum Taken {
-    Locks(Visit),
-    /// Something else.
-    Other {
-        /// Returns whether the thread with the given thread pointer holds it.
-        is_held_by: fn(u64) -> bool,
-        /// Takes it, in the parent.
-        before: fn(),
-        /// Gives it back, in the parent and in the child.
-        after: fn(),
-    },
-}
-
-impl Hooks {
-    /// Returns hooks that take locks, and do nothing else.
-    pub(crate) const fn locks(rank: Rank, visit: Visit) -> Hooks {
-        Hooks {
-            rank,
-            taken: Taken::Locks(visit),
-            child: || {},
-        }
-    }
-
-    /// Returns hooks that take nothing, and call `child` in the child of each fork.
-    pub const fn in_child(rank: Rank, child: fn()) -> Hooks {
-        Hooks {
-            child,
-            ..Hooks::locks(rank, |_| {})
-        }
-    }
-
-    fn is_held_by(&self, thread: u64) -> bool {
-        match self.taken {
-            Taken::Locks(visit) => {
-                let mut held = false;
-                visit(&mut |word| held |= word.holder() == thread);
-                held
-            }
-            Taken::Other { is_held_by, .. } => is_held_by(thread),
-        }
-    }
-
-    fn before(&self) {
-        match self.taken {
-            Taken::Locks(visit) => visit(&mut |word| word.lock_for_fork(me(), &FORKS)),
-            Taken::Other { before, .. } => before(),
-        }
-    }
-
-    fn after(&self) {
-        match self.taken {
-            Taken::Locks(visit) => visit(&mut Word::unlock_after_fork),
-            Taken::Other { after, .. } => after(),
-        }
-    }
-}
-
-static TABLE: [AtomicPtr<Hooks>; RANKS] = [const { AtomicPtr::new(null_mut()) }; RANKS];
 
 static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
 const NOT_YET: u8 = 0;
@@ -190,7 +66,7 @@ const REGISTERED: u8 = 2;
 const HANDLED: u8 = 3;
 
 /// Allows one fork at a time. Held from `prepare` until `parent` or `child`.
-static ONE: Lock<()> = Lock::new(());
+static ONE: Lock<()> = Lock::new(Rank::Fork, ());
 /// The number of forks by signal handlers that interrupted the fork under way, in its own thread.
 static NESTED: AtomicU32 = AtomicU32::new(0);
 /// How often a fork began or ended. Odd while a fork is under way.
@@ -207,17 +83,6 @@ extern "C" fn at_start() {
     listen();
 }
 
-/// Returns whether the thread with thread pointer `thread` holds a lock of `rank`, or one that
-/// comes after it in the lock order.
-///
-/// Reads a word of each such lock. So only a thread that is about to sleep, or has failed, calls
-/// this function.
-#[cold]
-pub(crate) fn is_held_from(rank: Rank, thread: u64) -> bool {
-    let mut modules = modules().filter(|hooks| hooks.rank as usize >= rank as usize);
-    modules.any(|hooks| hooks.is_held_by(thread))
-}
-
 /// Enters `hooks` into the table. If no earlier call has done so, registers this module with the C
 /// library, which then calls it at each fork.
 ///
@@ -226,11 +91,7 @@ pub(crate) fn is_held_from(rank: Rank, thread: u64) -> bool {
 /// may have read the table before. Until then, the caller must not make anything that a fork could
 /// copy half made.
 pub fn register(hooks: &'static [Hooks]) -> bool {
-    for hooks in hooks {
-        // Release pairs with the acquire in `modules`: a fork that finds the hooks also sees what
-        // they use.
-        TABLE[hooks.rank as usize].store(core::ptr::from_ref(hooks).cast_mut(), Release);
-    }
+    hooks.iter().for_each(enter);
     // Pairs with the fence in `prepare`: either the fork finds the hooks, or this thread sees that
     // the fork is under way.
     fence(SeqCst);
@@ -265,14 +126,6 @@ pub fn handle() {
     STAGE.store(HANDLED, Release);
 }
 
-/// Returns the modules in the table, in the order of their ranks.
-fn modules() -> impl DoubleEndedIterator<Item = &'static Hooks> {
-    // Acquire pairs with the release in `register`: this thread also sees what the hooks use.
-    // SAFETY: `register` stores only addresses of statics, and an empty entry is null.
-    let hooks = |entry: &AtomicPtr<Hooks>| unsafe { entry.load(Acquire).as_ref() };
-    TABLE.iter().filter_map(hooks)
-}
-
 extern "C" fn before() {
     if STAGE.load(Acquire) == REGISTERED {
         prepare();
@@ -291,23 +144,18 @@ extern "C" fn in_child() {
     }
 }
 
-/// Returns the calling thread's thread pointer.
-fn me() -> u64 {
-    pinfold_rseq::thread_pointer() as u64
-}
-
 /// Takes all locks. Call it in the parent before the fork.
 #[doc(hidden)]
 pub fn prepare() {
-    if ONE.is_held_by(me()) {
+    if ONE.is_held() {
         // A handler interrupted a fork of this thread and forks too. The locks are taken already.
         NESTED.fetch_add(1, Relaxed);
-        return;
-    }
-    if let Some(one) = ONE.try_lock().or_else(wait_for_other) {
+    } else if let Some(one) = ONE.lock() {
         core::mem::forget(one);
         take_all();
     }
+    // Otherwise another thread forks, and the caller is a handler that interrupted a holder: the
+    // other fork waits for that holder.
 }
 
 /// Takes the locks of all modules. The caller holds [`ONE`].
@@ -321,18 +169,10 @@ fn take_all() {
     modules().for_each(Hooks::before);
 }
 
-/// Waits until the fork of another thread is over. Returns `None` if the caller is a handler that
-/// interrupted a holder: the other fork waits for that holder.
-#[cold]
-fn wait_for_other() -> Option<Guard<'static, ()>> {
-    let holds = modules().any(|hooks| hooks.is_held_by(me()));
-    if holds { None } else { ONE.lock() }
-}
-
 /// Gives all locks back. Call it in the parent after the fork.
 #[doc(hidden)]
 pub fn parent() {
-    if !ONE.is_held_by(me()) {
+    if !ONE.is_held() {
         // `prepare` took no lock, so there is none to give back.
     } else if NESTED.load(Relaxed) > 0 {
         NESTED.fetch_sub(1, Relaxed);
@@ -373,12 +213,13 @@ pub(crate) fn turn() -> u32 {
 }
 
 /// Waits until another thread's fork is over, or a millisecond has passed. Returns false at once if
-/// no other thread forks. The calling thread must hold no lock.
+/// no other thread forks, and in a signal handler that interrupted a holder: the fork may wait for
+/// that holder.
 #[cold]
 pub(crate) fn await_end() -> bool {
     // Acquire pairs with the release in `prepare`: this thread sees the stored thread pointer.
     let turn = TURNS.load(Acquire);
-    if !is_another_under_way(turn) {
+    if !is_another_under_way(turn) || is_any_held(Rank::Fork) {
         return false;
     }
     sys::wait_for_change(&TURNS, turn, Duration::from_millis(1));

@@ -15,11 +15,11 @@
 //!
 //! | step | mirrors | fingerprint |
 //! |---|---|---|
-//! | `Lock::enter` | `pinfold/src/lock/mod.rs` `Lock::take` | `760bd8cd3b034b2e` |
+//! | `Lock::enter` | `pinfold/src/lock/mod.rs` `Lock::take` | `a8b869bf31587958` |
 //! | `futex_wait` | `pinfold/src/lock/mod.rs` `futex_wait` | `f835e1b3b63c59c3` |
 //! | `futex_wake` | `pinfold/src/lock/mod.rs` `futex_wake` | `84d912143bf2f9f2` |
 //! | `Lock::fork` | `pinfold/src/fork.rs` `take_all` | `34a66bf9accaac37` |
-//! | `Lock::end_fork` | `pinfold/src/fork.rs` `parent` | `6243c80fb2fc469d` |
+//! | `Lock::end_fork` | `pinfold/src/fork.rs` `parent` | `8c3d666baf53796a` |
 //! | `Lock::end_fork` | `pinfold/src/fork.rs` `give_back` | `3ba3677d1359874e` |
 //! | `Aside::set_aside` | `pinfold/src/slab/` `Node::set_aside` | `4d0d02a744c94163` |
 //! | `Aside::take_back` | `pinfold/src/slab/` `Node::take_back` | `880f7686e14040e6` |

@@ -155,7 +155,7 @@ const POINTERS: &[(&str, &[&str])] = &[
     // The fork hooks of each module that visit its locks. Hooks for a single lock are closures,
     // which use less stack than these.
     (
-        "pinfold::fork::is_held_from",
+        "pinfold::lock::rank::count_held",
         &[
             "pinfold::arena::runs::visit_locks",
             "pinfold::counter::stripe::is_held_by",
@@ -165,11 +165,11 @@ const POINTERS: &[(&str, &[&str])] = &[
     ),
     (
         "pinfold::arena::runs::visit_locks",
-        &["pinfold::fork::Hooks::is_held_by::{{closure}}"],
+        &["pinfold::lock::rank::Hooks::held_by::{{closure}}"],
     ),
     (
         "pinfold::slab::fork::visit_*",
-        &["pinfold::fork::Hooks::is_held_by::{{closure}}"],
+        &["pinfold::lock::rank::Hooks::held_by::{{closure}}"],
     ),
     // The kernel's function in the vDSO.
     ("pinfold_rseq::vdso::clock", &["clock_gettime"]),

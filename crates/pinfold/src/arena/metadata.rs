@@ -4,8 +4,7 @@
 //! that another thread has just given up. Small structures share a chunk of 256 KiB. The first
 //! structures of a process share a static chunk of 16 KiB, so that a small program maps no chunk.
 
-use crate::fork::{self, Rank};
-use crate::lock::{Lock, Word};
+use crate::lock::{Lock, Rank, Word};
 use crate::sys;
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
@@ -35,14 +34,16 @@ unsafe impl Sync for First {}
 const FIRST_SIZE: usize = 16 << 10;
 static FIRST: First = First(UnsafeCell::new([0; FIRST_SIZE]));
 
-static CHUNK_IN_USE: Lock<Chunk> = Lock::new(Chunk {
-    next: FIRST.0.get().cast(),
-    end: FIRST.0.get().cast::<u8>().wrapping_add(FIRST_SIZE),
-});
+static CHUNK_IN_USE: Lock<Chunk> = Lock::new(
+    Rank::Metadata,
+    Chunk {
+        next: FIRST.0.get().cast(),
+        end: FIRST.0.get().cast::<u8>().wrapping_add(FIRST_SIZE),
+    },
+);
 
 /// Returns zeroed memory that is never unmapped. Returns `None` if the system has no memory, and in
-/// a signal handler that interrupted this function, or that would have to wait while it holds a
-/// lock that comes after this module's in the lock order.
+/// a signal handler that may not wait for the lock.
 ///
 /// Waits while another thread forks. A thread in malloc must not wait for a fork. So it calls this
 /// function only while it holds a lock that a fork takes earlier. Until that lock is released, no
@@ -53,7 +54,7 @@ pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
         let size = layout.size().next_multiple_of(page);
         return sys::map_aligned(size, layout.align()).inspect(|_| mapped(size));
     }
-    let mut chunk = CHUNK_IN_USE.lock_unless(|thread| fork::is_held_from(Rank::Cgroup, thread))?;
+    let mut chunk = CHUNK_IN_USE.lock()?;
     let fits = |chunk: &Chunk| {
         let start = (chunk.next as usize).next_multiple_of(layout.align());
         (start + layout.size() <= chunk.end as usize).then_some(start)
@@ -86,10 +87,6 @@ pub(super) fn mapped(bytes: usize) {
 /// of which only the used pages take memory. One load.
 pub(super) fn total() -> u64 {
     MAPPED.load(Relaxed)
-}
-
-pub(super) fn is_lock_held(thread: u64) -> bool {
-    CHUNK_IN_USE.is_held_by(thread)
 }
 
 /// Returns the lock's word, for a fork.

@@ -86,20 +86,14 @@ pub use runs::{Run, alloc_run, free_run};
 pub use stat::NodeStat;
 pub use window::watch_count;
 
-use crate::fork::{self, Hooks, Rank};
+use crate::fork;
+use crate::lock::{Hooks, Rank};
 use crate::nodes::MAX_NODES;
 use crate::topology::cgroup;
 use crate::{mempolicy, nodes, segment};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, AtomicUsize};
-
-/// Returns whether the thread `thread` holds an arena's lock, or a lock that comes later in the
-/// lock order. Reads a word of every arena.
-#[cold]
-pub(crate) fn is_lock_held(thread: u64) -> bool {
-    runs::is_lock_held(thread) || metadata::is_lock_held(thread) || mempolicy::is_lock_held(thread)
-}
 
 /// Returns the node to pass to [`alloc_run`] for memory without a policy of its own. The thread may
 /// run on another node by the time this function returns. Costs a few loads.
@@ -462,12 +456,12 @@ pub(crate) fn init() {
     static IS_OVER: AtomicBool = AtomicBool::new(false);
     // Acquire pairs with the release below: a thread that sees the end also sees what was read.
     if !IS_OVER.load(Acquire) {
+        register_fork();
         mempolicy::init();
         refresh_room();
         budget::read();
         huge_pages::read();
         huge::read();
-        register_fork();
         window::choose();
         IS_OVER.store(true, Release);
     }

@@ -3,7 +3,7 @@
 
 use super::free_runs::FreeRuns;
 use super::runs::{Arena, MAX_STEP, arena_of, set_aside};
-use super::{GRANULE, MAX_RUN, State, address_of, gave_back, is_lock_held, kept, numa, returned};
+use super::{GRANULE, MAX_RUN, State, address_of, gave_back, kept, numa, returned};
 use crate::lock::Guard;
 use crate::{nodes, sys};
 use core::ptr::NonNull;
@@ -32,7 +32,7 @@ pub(super) fn relieve() {
         if excess == 0 {
             return;
         }
-        if let Some(arena) = arena_of(node).lock_or_divert(is_lock_held) {
+        if let Some(arena) = arena_of(node).lock_or_divert() {
             drop(purge(arena, node, kept::purged, |free| {
                 let most = excess.min(MAX_RUN as usize) as u32;
                 let run = (excess > 0).then(|| free.take_units(most, MAX_STEP))?;
@@ -59,7 +59,7 @@ pub(super) fn purge(
         let size = granules as usize * GRANULE;
         // SAFETY: the run is mapped. `next` took it out of the bins, so only this thread uses it.
         let clean = unsafe { sys::purge(address_of(head), size) };
-        let Some(again) = arena_of(node).lock_or_divert(is_lock_held) else {
+        let Some(again) = arena_of(node).lock_or_divert() else {
             set_aside(address_of(head));
             return None;
         };
@@ -101,7 +101,7 @@ pub(super) fn purge_all(
 /// on data and addresses. Returns how many bytes it unmapped. The arena keeps the addresses.
 fn unmap_clean(node: usize, least: u32) -> usize {
     let mut unmapped = 0;
-    let Some(mut arena) = arena_of(node).lock_or_divert(is_lock_held) else {
+    let Some(mut arena) = arena_of(node).lock_or_divert() else {
         return 0;
     };
     while let Some((head, granules)) = arena.free.take_clean(least) {
@@ -124,7 +124,7 @@ fn unmap_clean(node: usize, least: u32) -> usize {
 
 /// Purges the runs of one node that have been dirty for [`dirty_time`].
 pub(super) fn purge_aged(node: usize, now: u32) {
-    if let Some(mut arena) = arena_of(node).lock_or_divert(is_lock_held) {
+    if let Some(mut arena) = arena_of(node).lock_or_divert() {
         arena.take_back(node);
         let until = now.wrapping_sub(DIRTY_FOR.load(Relaxed));
         drop(purge(arena, node, kept::aged, |free| {
@@ -215,7 +215,7 @@ pub fn dirty_time() -> Duration {
 pub fn trim() -> usize {
     let before = returned();
     for node in 0..nodes::count() {
-        if let Some(mut arena) = arena_of(node).lock_or_divert(is_lock_held) {
+        if let Some(mut arena) = arena_of(node).lock_or_divert() {
             arena.take_back(node);
             drop(purge_all(arena, node));
         }

@@ -67,7 +67,7 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
         return false;
     }
     let node = window::node_of(start.as_ptr() as usize);
-    let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
+    let Some(mut arena) = arena_of(node).lock_or_divert() else {
         return false;
     };
     let Some(clean) = arena.take_at(node, head + old, new - old) else {
@@ -128,7 +128,7 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
 /// Maps the granules from `index` on if they are absent. Otherwise the kernel could lengthen the
 /// mapping of the run before them into these addresses, which belong to the arena.
 fn map_behind(node: usize, index: u32) {
-    if let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) {
+    if let Some(mut arena) = arena_of(node).lock_or_divert() {
         arena.map_front(node, index, 1);
     }
 }
@@ -144,7 +144,7 @@ pub fn alloc_growing_run(size: usize, node: usize, fresh: bool) -> Option<NonNul
     if granules > MAX_RUN {
         return None;
     }
-    let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
+    let mut arena = arena_of(node).lock_or_divert()?;
     let room = (2 * granules).min(MAX_RUN);
     let dirty = [room, granules]
         .into_iter()
@@ -208,7 +208,7 @@ fn clean_run(arena: &mut Arena, node: usize, granules: u32, room: u32) -> Option
 /// In a signal handler that interrupted the lock's holder, and while another thread forks, the lock
 /// cannot be taken. The arena then never uses these addresses again.
 fn refill(node: usize, head: u32, granules: u32) {
-    let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
+    let Some(mut arena) = arena_of(node).lock_or_divert() else {
         return;
     };
     let state = match window::map_granules(node, head, granules) {

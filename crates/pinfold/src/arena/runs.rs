@@ -22,12 +22,12 @@
 use super::free_runs::FreeRuns;
 use super::numa::{self, NodeRequest};
 use super::purge::{purge_aged, purge_all, relieve};
-use super::window::{self, REGIONS};
+use super::window;
 use super::{
     GRANULE, LARGE, MAX_NODES, MAX_RUN, REGION_FIRST, REGION_GRANULES, State, address_of, budget,
     frame, held, huge_pages, index_of_run, init, kept, set_entry, took,
 };
-use crate::lock::{Lock, Word};
+use crate::lock::{Lock, Rank, Word};
 use crate::sanitizer;
 use crate::sys::{self, Mapped};
 use core::ptr::{NonNull, null_mut};
@@ -54,12 +54,15 @@ pub(super) struct Arena {
 }
 
 static ARENAS: [Lock<Arena>; MAX_NODES] = [const {
-    Lock::new(Arena {
-        free: FreeRuns::new(),
-        mapped: 0,
-        calls: 0,
-        now: 0,
-    })
+    Lock::new(
+        Rank::Arenas,
+        Arena {
+            free: FreeRuns::new(),
+            mapped: 0,
+            calls: 0,
+            now: 0,
+        },
+    )
 }; MAX_NODES];
 
 /// Runs freed by threads that could not take the arena's lock, in a signal handler or during a
@@ -93,7 +96,7 @@ pub struct Run {
 ///
 /// Takes the arena's lock, and maps memory by a system call if no free run fits. Returns `None` if
 /// the run would be longer than a region, if the system has no memory or a limit is near, in a
-/// signal handler that interrupted the holder of the lock, and while another thread forks.
+/// signal handler that may not wait for the lock, and while another thread forks.
 pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Option<Run> {
     alloc_at_multiple(granules, 1, node, entry, whole)
 }
@@ -177,7 +180,7 @@ fn alloc_marked(
 /// what is left of either kind.
 fn alloc_at(node: usize, granules: u32, align: u32, dense: bool) -> Option<Run> {
     let room = numa::has_room(node, granules as usize);
-    let mut arena = arena_of(node).lock_or_divert(super::is_lock_held)?;
+    let mut arena = arena_of(node).lock_or_divert()?;
     arena.take_back(node);
     let dirty = arena.free.take(State::Dirty, granules, align, dense);
     let mut found = dirty.map(|head| (head, 0));
@@ -247,7 +250,7 @@ pub unsafe fn free_run(start: NonNull<u8>) {
 /// Gives granules that are not part of a block any more back to their arena, as a dirty run.
 pub(super) fn give_back(head: u32, granules: u32) {
     let node = window::node_of(address_of(head) as usize);
-    let Some(mut arena) = arena_of(node).lock_or_divert(super::is_lock_held) else {
+    let Some(mut arena) = arena_of(node).lock_or_divert() else {
         // SAFETY: the caller passed ownership of the granules, so no other thread uses them.
         // `take_back` reads the number from the first frame.
         unsafe { (*frame(head)).granules = granules as u16 };
@@ -436,12 +439,6 @@ pub(super) fn set_aside(start: *mut u8) {
             Err(other) => next = other,
         }
     }
-}
-
-/// Returns whether the thread `thread` holds the lock of an arena, or of the regions.
-pub(super) fn is_lock_held(thread: u64) -> bool {
-    let mut arenas = ARENAS.iter().take(crate::nodes::count());
-    arenas.any(|arena| arena.is_held_by(thread)) || REGIONS.is_held_by(thread)
 }
 
 /// Calls `visit` with the words of all arenas' locks, for a fork.

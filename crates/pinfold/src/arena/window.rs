@@ -24,8 +24,7 @@
 use super::{
     GRANULE, HEADER, MAP, REGION, REGION_GRANULES, address_of, huge_pages, metadata, region_at,
 };
-use crate::fork::{self, Rank};
-use crate::lock::Lock;
+use crate::lock::{Lock, Rank};
 use crate::nodes::MAX_NODES;
 use crate::sanitizer;
 use crate::sys::{self, Mapped};
@@ -55,12 +54,15 @@ pub(super) struct Regions {
 }
 
 /// The regions. This lock is taken inside the lock of a node's arena.
-pub(super) static REGIONS: Lock<Regions> = Lock::new(Regions {
-    next: 0,
-    mapped: 0,
-    size: 0,
-    copy: None,
-});
+pub(super) static REGIONS: Lock<Regions> = Lock::new(
+    Rank::Regions,
+    Regions {
+        next: 0,
+        mapped: 0,
+        size: 0,
+        copy: None,
+    },
+);
 
 /// Marks a dense region in [`NODES`].
 const DENSE: u8 = 1 << 7;
@@ -71,20 +73,13 @@ const _: () = assert!(MAX_NODES <= MADE as usize);
 /// The node of each region's memory, [`MADE`], and [`DENSE`] for a dense region. 0 for no region.
 static NODES: [AtomicU8; MAX_WINDOW / REGION] = [const { AtomicU8::new(0) }; MAX_WINDOW / REGION];
 
-/// Returns whether the thread with thread pointer `thread` holds a lock that comes after
-/// [`REGIONS`] in the lock order. That thread must not wait for `REGIONS`.
-fn may_not_wait(thread: u64) -> bool {
-    fork::is_held_from(Rank::Metadata, thread)
-}
-
 /// Makes a region for `node`, a dense one if `dense` is true, and maps only its records. Returns
 /// the number of its first granule.
 ///
-/// Returns `None` if the system has no memory or the window has no room, and while another thread
-/// forks. Also returns `None` in a signal handler that interrupted this function, or that
-/// [may not wait](may_not_wait) for its lock.
+/// Returns `None` if the system has no memory or the window has no room, while another thread
+/// forks, and in a signal handler that may not wait for the lock of the regions.
 pub(super) fn make_region(node: usize, dense: bool) -> Option<u32> {
-    let mut regions = REGIONS.lock_or_divert(may_not_wait)?;
+    let mut regions = REGIONS.lock_or_divert()?;
     if regions.next == 0 && !choose_window(&mut regions) {
         return None;
     }
@@ -120,7 +115,7 @@ pub(super) fn make_region(node: usize, dense: bool) -> Option<u32> {
 /// Chooses where the window is, before the first region is made. The choice asks the system for
 /// random bytes, and a sandbox may forbid that system call later.
 pub(super) fn choose() {
-    if let Some(mut regions) = REGIONS.lock_or_divert(may_not_wait) {
+    if let Some(mut regions) = REGIONS.lock_or_divert() {
         // If the system has no memory now, `make_region` tries again.
         let _ = regions.next != 0 || choose_window(&mut regions);
     }

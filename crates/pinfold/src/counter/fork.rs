@@ -7,7 +7,8 @@
 
 use super::{gates, stripe};
 use crate::counter_units;
-use crate::fork::{self, Hooks, Rank, Taken};
+use crate::fork;
+use crate::lock::{Hooks, Rank, Taken};
 
 /// Makes each fork wait for folds, for gates, and for threads that allocate in the units.
 ///

@@ -1,4 +1,4 @@
-//! The lock of the slow paths: a futex that knows its holder.
+//! The lock of the slow paths: a futex that knows its holder and its place in the lock order.
 //!
 //! Three situations would deadlock an ordinary mutex. In each of them [`Lock`] refuses instead of
 //! waiting, and the caller takes another way: it serves the allocation from a separate mapping, or
@@ -7,20 +7,35 @@
 //! * **A signal handler allocates while it interrupts a holder.** The handler would wait for its
 //!   own thread. [`Lock::lock`] refuses a thread that holds the lock already.
 //! * **Two signal handlers wait for each other.** Handler A interrupted a holder of L1 and waits
-//!   for L2, handler B the reverse. So code that handlers reach takes locks by
-//!   [`Lock::lock_unless`]. This function also refuses a thread that would have to wait while it
-//!   holds a lock of the same kind, or one that comes later in the lock order. Only a thread
-//!   that is about to sleep reads the other locks' words for this test.
+//!   for L2, handler B the reverse. So each lock knows its [`Rank`], its place in the lock order.
+//!   `lock` also refuses a thread that would have to wait while it holds a lock of the same rank
+//!   or of a rank below. Only a thread that is about to sleep reads the other locks' words for
+//!   this test.
 //! * **A thread waits for a forking thread that waits for it.** [`Lock::lock_or_divert`] also
 //!   refuses a thread that would have to wait for the forking thread. [`word`] has the protocol.
 //!
-//! [`Rank`](crate::fork::Rank) has the order in which a thread takes locks.
+//! # Why no thread waits without end
+//!
+//! A thread that sleeps until a lock is free holds only locks of ranks above that lock's, because
+//! `lock` refuses it otherwise. If the lock's holder sleeps too, the same is true of the holder, so
+//! it sleeps for a lock of a rank further below. The ranks end, so the last thread of such a chain
+//! runs and gives its lock back.
+//!
+//! A signal handler runs on the thread that it interrupted. A lock's word names the thread and not
+//! the frame, so the locks of the interrupted frames count as held, and the rule holds for the
+//! handler too.
+//!
+//! The forking thread is an exception: it sleeps for locks of all ranks, whatever frames that it
+//! interrupted hold. Module `fork` has its rules, and those of the child.
 
+mod rank;
 mod word;
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::AtomicU64;
+pub use rank::{Hooks, Rank};
+pub(crate) use rank::{Taken, count_held, enter, is_any_held, modules};
 pub(crate) use word::{Forks, Word};
 
 /// The state of the fork under way, for all locks. [`fork`](crate::fork) stores the forking thread
@@ -33,6 +48,7 @@ pub(crate) static FORKS: Forks = Forks {
 /// Data that one thread at a time may access.
 pub(crate) struct Lock<T> {
     word: Word,
+    rank: Rank,
     data: UnsafeCell<T>,
 }
 
@@ -40,59 +56,53 @@ pub(crate) struct Lock<T> {
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 /// Returns the calling thread's thread pointer.
-fn me() -> u64 {
+pub(crate) fn me() -> u64 {
     pinfold_rseq::thread_pointer() as u64
 }
 
 impl<T> Lock<T> {
-    pub(crate) const fn new(data: T) -> Self {
+    /// Returns a free lock. The module that makes it registers hooks for `rank`, which visit it.
+    pub(crate) const fn new(rank: Rank, data: T) -> Self {
         Lock {
             word: Word::new(AtomicU64::new(0)),
+            rank,
             data: UnsafeCell::new(data),
         }
     }
 
-    /// Takes the lock. Returns `None` if the calling thread holds the lock already, in a frame that
-    /// a signal interrupted.
+    /// Takes the lock. Returns `None` if the calling thread holds it already. Also returns `None`
+    /// if the thread would have to wait while it holds a lock of the same rank or of a rank below.
+    /// Both happen only in a signal handler that interrupted a holder: the handler *may not wait*.
     #[inline]
     pub(crate) fn lock(&self) -> Option<Guard<'_, T>> {
-        self.take(|_| false, false)
+        self.take(false)
     }
 
-    /// Takes the lock. Returns `None` if the calling thread holds it already.
-    ///
-    /// Also returns `None` if the thread would have to wait while it holds a lock of the same kind,
-    /// or one that comes after this one in the order. `holds` returns whether the thread with the
-    /// given thread pointer holds such a lock.
+    /// Takes the lock as [`lock`](Self::lock) does. Also returns `None` if the thread would have to
+    /// wait for the forking thread.
     #[inline]
-    pub(crate) fn lock_unless(&self, holds: impl Fn(u64) -> bool) -> Option<Guard<'_, T>> {
-        self.take(holds, false)
-    }
-
-    /// Takes the lock as [`lock_unless`](Self::lock_unless) does. Also returns `None` if the thread
-    /// would have to wait for the forking thread.
-    #[inline]
-    pub(crate) fn lock_or_divert(&self, holds: impl Fn(u64) -> bool) -> Option<Guard<'_, T>> {
-        self.take(holds, true)
+    pub(crate) fn lock_or_divert(&self) -> Option<Guard<'_, T>> {
+        self.take(true)
     }
 
     #[inline]
-    fn take(&self, holds: impl Fn(u64) -> bool, diverts: bool) -> Option<Guard<'_, T>> {
+    fn take(&self, diverts: bool) -> Option<Guard<'_, T>> {
         let me = me();
         let taken = match self.word.try_lock(me) {
             Ok(()) => true,
             Err(holder) if holder == me => false,
-            Err(_) => self.word.spin(me) || (!holds(me) && self.word.wait(me, &FORKS, diverts)),
+            Err(_) => {
+                self.word.spin(me)
+                    || (!is_any_held(self.rank) && self.word.wait(me, &FORKS, diverts))
+            }
         };
         taken.then(|| Guard { lock: self })
     }
 
-    /// Returns whether the thread with thread pointer `thread` holds the lock.
-    ///
-    /// If `thread` is the calling thread, no other thread can change the answer. A lock that an
-    /// interrupted frame of the thread holds counts as held.
-    pub(crate) fn is_held_by(&self, thread: u64) -> bool {
-        self.word.holder() == thread
+    /// Returns whether the calling thread holds the lock, also in a frame that a signal
+    /// interrupted. No other thread can change the answer.
+    pub(crate) fn is_held(&self) -> bool {
+        self.word.holder() == me()
     }
 
     /// Takes the lock if it is free.
@@ -217,7 +227,7 @@ mod tests {
 
     #[test]
     fn excludes_and_wakes() {
-        static LOCK: Lock<u64> = Lock::new(0);
+        static LOCK: Lock<u64> = Lock::new(Rank::Shown, 0);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
@@ -232,7 +242,7 @@ mod tests {
 
     #[test]
     fn refuses_only_its_holder() {
-        let lock = Lock::new(());
+        let lock = Lock::new(Rank::Shown, ());
         let held = lock.lock();
         assert!(lock.lock().is_none());
         drop(held);
@@ -245,11 +255,11 @@ mod tests {
 
     #[test]
     fn a_fork_leaves_the_lock_of_an_interrupted_frame_alone() {
-        let lock = Lock::new(());
+        let lock = Lock::new(Rank::Shown, ());
         let held = lock.lock();
         lock.word().lock_for_fork(me(), &FORKS);
         lock.word().unlock_after_fork();
-        assert!(lock.is_held_by(me()));
+        assert!(lock.is_held());
         drop(held);
         assert!(lock.lock().is_some());
     }

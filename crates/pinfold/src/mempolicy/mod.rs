@@ -71,7 +71,6 @@ pub use policy::{Mempolicy, SYSTEM_DEFAULT, effective};
 pub use process::VARIABLE;
 pub(crate) use process::init;
 pub use ranges::RangeError;
-pub(crate) use ranges::is_lock_held;
 pub use shared::{SharedPolicy, SharedRanges};
 pub use weights::Weights;
 pub use zonelist::{node_for, zonelist};

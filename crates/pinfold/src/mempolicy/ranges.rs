@@ -45,15 +45,15 @@ use super::latch::Latch;
 use super::primitive::{AtomicPtr, AtomicU64};
 use super::snapshot::Snapshot;
 use super::tree::{Record, Root, Tree, Words, load_all};
-use crate::fork::{self, Hooks, Rank};
-use crate::lock::Lock;
+use crate::fork;
+use crate::lock::{Hooks, Lock, Rank};
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 
 /// The lock that a thread holds while it changes a map.
-static WRITER: Lock<()> = Lock::new(());
+static WRITER: Lock<()> = Lock::new(Rank::Policies, ());
 
 /// Why a range of a shared policy cannot be set.
 ///
@@ -279,9 +279,13 @@ impl<const WORDS: usize> Ranges<WORDS> {
     ///
     /// Waits while another thread changes a map. Does not wait if the caller is a signal handler
     /// that interrupted such a change: the active tree then stays the same until the handler
-    /// returns.
+    /// returns. Fails in a handler that may not wait for another thread's change.
     pub(crate) fn snapshot(&self) -> Result<Snapshot<WORDS>, RangeError> {
-        let _held = WRITER.lock();
+        let held = WRITER.lock();
+        // Without the lock, only the interrupted holder's thread knows that the map stays the same.
+        if held.is_none() && !WRITER.is_held() {
+            return Err(RangeError::Busy);
+        }
         Snapshot::of(self.active()).ok_or(RangeError::OutOfMemory)
     }
 
@@ -328,11 +332,6 @@ impl<const WORDS: usize> Ranges<WORDS> {
         self.latch.publish();
         pools.recycle();
     }
-}
-
-/// Returns whether the thread with thread pointer `thread` is changing a map.
-pub(crate) fn is_lock_held(thread: u64) -> bool {
-    WRITER.is_held_by(thread)
 }
 
 /// Makes a fork wait until no thread changes a map.

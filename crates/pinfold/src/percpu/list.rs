@@ -20,7 +20,8 @@
 
 use super::ring::READERS;
 use crate::counter_units::{self, LazyBlock};
-use crate::fork::{self, Hooks, Rank};
+use crate::fork;
+use crate::lock::{Hooks, Rank};
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::marker::PhantomData;
@@ -254,8 +255,8 @@ impl<T: Send + 'static> PerCpuList<T> {
     /// # Errors
     ///
     /// Returns an error if the kernel or a sandbox does not allow the fence. Returns it with
-    /// `EDEADLK` if a signal handler calls this function and has interrupted a reader. Only the
-    /// shared items are taken then.
+    /// `EDEADLK` if a signal handler calls this function and has interrupted a reader, or another
+    /// holder of a lock of the library. Only the shared items are taken then.
     pub fn take_all(&self, mut f: impl FnMut(&'static mut Node<T>)) -> Result<usize, FenceError> {
         let mut count = 0;
         let mut give = |node: &'static mut Node<T>| {

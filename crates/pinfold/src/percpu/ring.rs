@@ -3,13 +3,13 @@
 use super::MOVES;
 use super::list::register_fork;
 use crate::counter_units::{self, LazyBlock, units, word_at};
-use crate::lock::Lock;
+use crate::lock::{Lock, Rank};
 use core::fmt;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold_rseq::{Append, RING_SLOTS, RING_TAIL};
 
 /// Serialises the threads that take or read other CPUs' items.
-pub(super) static READERS: Lock<()> = Lock::new(());
+pub(super) static READERS: Lock<()> = Lock::new(Rank::Readers, ());
 
 /// The number of records that a reader copies while it holds [`READERS`].
 const AT_ONCE: usize = 8;

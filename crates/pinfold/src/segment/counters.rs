@@ -10,8 +10,8 @@
 use super::Segment;
 use super::{COUNTERS, CounterRow, Parts, current, files, part};
 use crate::counter::{EventCounter, PerCpuCounter, outlast_fork};
-use crate::fork::{self, Hooks, Rank};
-use crate::lock::{Guard, Lock};
+use crate::fork;
+use crate::lock::{Guard, Hooks, Lock, Rank};
 use crate::shepherd::{self, Reach};
 use crate::vmstat::{Item, VmEvents, VmStat};
 use core::fmt;
@@ -187,12 +187,12 @@ struct Entry {
 
 type Table = [Option<Entry>; COUNTERS];
 
-static TABLE: Lock<Table> = Lock::new([None; COUNTERS]);
+static TABLE: Lock<Table> = Lock::new(Rank::Shown, [None; COUNTERS]);
 /// Whether this process, or one that it was forked from, has ever shown a counter.
 static EVER_SHOWN: AtomicBool = AtomicBool::new(false);
 
 /// Takes the table's lock. Returns `None` if a fork cannot be made to wait for the lock, or in a
-/// signal handler that interrupted the holder.
+/// signal handler that may not wait for the lock.
 fn table() -> Option<Guard<'static, Table>> {
     static HOOKS: [Hooks; 1] = [Hooks::locks(Rank::Shown, |visit| visit(TABLE.word()))];
     outlast_fork(|| fork::register(&HOOKS).then_some(()))?;

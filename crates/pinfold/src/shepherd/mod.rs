@@ -54,7 +54,8 @@ pub use spawn::{Signals, is_entry};
 pub use thread::{Running, policy};
 
 use crate::counter::{Counters, PerCpuCounter, fold_watched, watch_block};
-use crate::fork::{self, Hooks, Rank};
+use crate::fork;
+use crate::lock::{Hooks, Rank};
 use crate::sys;
 use crate::topology::{CpuSet, facts};
 use core::fmt;

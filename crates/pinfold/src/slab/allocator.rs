@@ -22,7 +22,6 @@
 //!   two.
 
 use super::Cache;
-use super::descriptor;
 use super::kmalloc::{self, MAX_CLASS_SIZE, SIZES};
 use super::reclaim::{or_reclaim, or_reclaim_for};
 use crate::arena::{self, GRANULE, HUGE, LARGE};
@@ -107,8 +106,7 @@ fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
         // then serves the block from a mapping. But a layout with a class must get a block of the
         // class, because the free finds the block by its class. So this thread waits for the fork
         // to end.
-        let me = pinfold_rseq::thread_pointer() as u64;
-        if block.is_some() || descriptor::is_lock_held(me) || !fork::await_end() {
+        if block.is_some() || !fork::await_end() {
             return block;
         }
     }

@@ -253,8 +253,8 @@ impl Descriptor {
         // those that are on the sealed list now, and become pending after the first turn. Sheaves
         // that are sealed later do not matter to this call.
         for _ in 0..2 {
-            // `free_ready` returns `None` if no sheaf waits, or in a signal handler that
-            // interrupted the holder of the lock `pending`.
+            // `free_ready` returns `None` if no sheaf waits, or in a signal handler that may not
+            // wait for the lock `pending`.
             let Some(ticket) = self.free_ready() else {
                 break;
             };

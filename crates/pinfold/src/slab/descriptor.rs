@@ -7,11 +7,11 @@ use super::debug::DebugFlags;
 use super::node::Node;
 use super::objects::{Objects, Treatment};
 use super::registry::{self, for_each, of_class_id};
-use super::sheaf::{self, SheafList};
+use super::sheaf::SheafList;
 use super::tune::{self, BARN_BYTES, Capacity};
 use crate::arena::{self, GRANULE};
 use crate::cache_units::{ALL_CLASSES, CLASSES, CacheId, MAX_CACHES, SPARE, STOPPING};
-use crate::lock::{Lock, Word};
+use crate::lock::{Lock, Rank, Word};
 use crate::mempolicy::Placement;
 use core::alloc::Layout;
 use core::ops::Deref;
@@ -77,10 +77,13 @@ impl Deferred {
     const fn new() -> Deferred {
         Deferred {
             sealed: AtomicU64::new(0),
-            pending: Lock::new(Pending {
-                sheaves: SheafList::new(),
-                ticket: 0,
-            }),
+            pending: Lock::new(
+                Rank::Pending,
+                Pending {
+                    sheaves: SheafList::new(),
+                    ticket: 0,
+                },
+            ),
             used: AtomicBool::new(false),
         }
     }
@@ -174,11 +177,14 @@ struct Numbers {
     given: usize,
 }
 
-static NUMBERS: Lock<Numbers> = Lock::new(Numbers {
-    free: [0; MAX_CACHES],
-    freed: 0,
-    given: 0,
-});
+static NUMBERS: Lock<Numbers> = Lock::new(
+    Rank::Registry,
+    Numbers {
+        free: [0; MAX_CACHES],
+        freed: 0,
+        given: 0,
+    },
+);
 
 impl Numbers {
     /// Chooses the number of a new cache: that of a destroyed cache at which no thread looks, or
@@ -225,10 +231,9 @@ impl Descriptor {
     }
 
     /// Returns the cache of the first size class, and makes it if needed. Waits for a fork. Returns
-    /// `None` in a signal handler that would have to wait while it holds a node's lock, or a lock
-    /// after that: the registry's holder may wait for that lock.
+    /// `None` in a signal handler that may not wait for the registry's lock.
     pub(super) fn create_first(name: &str, size: usize) -> Option<&'static Descriptor> {
-        let _numbers = NUMBERS.lock_unless(is_lock_held)?;
+        let _numbers = NUMBERS.lock()?;
         arena::init();
         Descriptor::enter_class(name, size, 0)
     }
@@ -240,9 +245,7 @@ impl Descriptor {
         size: usize,
         class: usize,
     ) -> Option<&'static Descriptor> {
-        // Does not wait while an interrupted frame of this thread holds a node's lock: the
-        // registry's holder may wait for that lock.
-        let _numbers = NUMBERS.lock_or_divert(is_lock_held)?;
+        let _numbers = NUMBERS.lock_or_divert()?;
         Descriptor::enter_class(name, size, class)
     }
 
@@ -316,12 +319,14 @@ impl Descriptor {
     }
 
     /// Takes the cache out of the registry, so that its number and its descriptor may be used
-    /// again. Does nothing in a signal handler that interrupted the holder of a lock. The caller
+    /// again. Does nothing in a signal handler that may not wait for the locks. The caller
     /// owns the cache, has seen that it [is bare](Self::is_bare), and does not use it any more.
     pub(super) fn retire(&self) {
         // A thread that takes idle sheaves may be using this cache. It holds this lock while it
         // does so.
-        let _stopping = STOPPING.lock();
+        let Some(_stopping) = STOPPING.lock() else {
+            return;
+        };
         let Some(mut numbers) = NUMBERS.lock() else {
             return;
         };
@@ -391,16 +396,6 @@ impl Descriptor {
             in_slabs,
         )
     }
-}
-
-/// Returns whether the thread with thread pointer `thread` holds a node's lock, or a lock after it
-/// in the lock order. Reads a word of every node of every cache, so only a thread that is about to
-/// sleep calls this.
-#[cold]
-pub(super) fn is_lock_held(thread: u64) -> bool {
-    registry::all().any(|cache| cache.nodes().iter().any(|node| node.is_held_by(thread)))
-        || sheaf::is_lock_held(thread)
-        || arena::is_lock_held(thread)
 }
 
 /// Sets the sheaf budget: how many bytes one CPU's sheaves of all caches together may hold. The

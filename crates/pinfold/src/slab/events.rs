@@ -82,7 +82,7 @@ impl Node {
     }
 
     /// Makes the slow paths count in `words` from now on, and moves the counts so far into `words`.
-    /// Does nothing in a signal handler that interrupted the holder of the node's lock.
+    /// Does nothing in a signal handler that may not wait for the node's lock.
     pub(super) fn count_in(&self, words: &'static NodeEvents) {
         let Some(mut stock) = self.stock_after_fork() else {
             return;

@@ -3,8 +3,8 @@
 
 use super::{descriptor, idle, in_flight, key, registry, sheaf};
 use crate::cache_units::{SHEAF_UNITS, STOPPING};
-use crate::fork::{self, Hooks, Rank};
-use crate::lock::Word;
+use crate::fork;
+use crate::lock::{Hooks, Rank, Word};
 use crate::{arena, shepherd};
 
 /// Makes forks take the locks of this layer and of the arenas below, and the shepherd's ticks drain

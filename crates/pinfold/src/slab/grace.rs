@@ -80,8 +80,8 @@
 mod periods;
 
 use crate::counter_units::{self, LazyBlock, units};
-use crate::fork::{self as process, Hooks, Rank};
-use crate::lock::Lock;
+use crate::fork as process;
+use crate::lock::{Hooks, Lock, Rank, is_any_held};
 use crate::sys;
 use crate::topology::facts;
 use core::fmt;
@@ -121,7 +121,7 @@ static PERIODS: Periods = Periods {
     needed: AtomicU64::new(0),
 };
 /// A bit for each phase that the current grace period still waits for. 0 if none is under way.
-static PERIOD: Lock<u8> = Lock::new(0);
+static PERIOD: Lock<u8> = Lock::new(Rank::Grace, 0);
 
 /// Makes the thread a reader until the guard is dropped. Until then, an object that the thread has
 /// looked up is not freed, if all frees of such objects are
@@ -339,7 +339,7 @@ fn decided() -> Option<usize> {
     let turn = process::turn();
     match decide() {
         UNDECIDED if !turn.is_multiple_of(2) || turn != process::turn() => None,
-        UNDECIDED if counter_units::may_not_wait(pinfold_rseq::thread_pointer() as u64) => None,
+        UNDECIDED if is_any_held(Rank::Units) => None,
         UNDECIDED => Some(COUNTS.publish(NONE)),
         counts => Some(counts),
     }

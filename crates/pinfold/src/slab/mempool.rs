@@ -19,8 +19,8 @@
 use super::KmemCache;
 use super::bundle::Bundle;
 use super::prefilled::OutOfMemory;
-use crate::fork::{self, Hooks, Rank};
-use crate::lock::Lock;
+use crate::fork;
+use crate::lock::{Hooks, Lock, Rank};
 use crate::{sanitizer, sys};
 use core::cell::UnsafeCell;
 use core::fmt;
@@ -31,7 +31,7 @@ use core::time::Duration;
 
 /// The number of locks. Pools get them in turn when they are made.
 const LOCKS: usize = 16;
-static LOCK: [Lock<()>; LOCKS] = [const { Lock::new(()) }; LOCKS];
+static LOCK: [Lock<()>; LOCKS] = [const { Lock::new(Rank::Pools, ()) }; LOCKS];
 
 /// The longest sleep of a waiting thread before it asks the cache again. The system may have memory
 /// again although no thread freed an object to the pool.
@@ -300,11 +300,9 @@ impl<'c> MemPool<'c> {
     }
 
     /// Calls `f` under the pool's lock, and then updates `missing`. Returns `None` in a signal
-    /// handler that would have to wait for the lock while its own thread holds this lock, another
-    /// pool's, or a lock after these in the lock order.
+    /// handler that may not wait for the lock.
     fn locked<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
-        let held = |thread| fork::is_held_from(Rank::Pools, thread);
-        let _held = self.lock.lock_unless(held)?;
+        let _held = self.lock.lock()?;
         // SAFETY: `_held` holds the pool's lock, so no other thread accesses the state.
         let state = unsafe { &mut *self.state.get() };
         let answer = f(state);

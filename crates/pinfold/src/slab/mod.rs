@@ -22,7 +22,7 @@
 //!   times when the system has no memory ([`MemPool`]).
 //! * A cache that **checks** is debugged (`debug`) or hardened (`harden`), and has no main sheaf.
 //!
-//! `fork::Rank` defines the order in which slow paths take locks. Fast paths take none.
+//! `lock::Rank` defines the order in which slow paths take locks. Fast paths take none.
 //!
 //! # Floors
 //!

@@ -14,13 +14,13 @@
 //! | `events` | `count_in`, under the lock |
 //! | `sparse` | the holder of the lock; any thread reads it as a hint |
 
-use super::descriptor::{self, Descriptor};
+use super::descriptor::Descriptor;
 use super::purge::PERIODS;
 use super::sheaf::{Sheaf, SheafList};
 use super::slabs::Slabs;
 use super::tune::QUARANTINE;
 use crate::arena::{self, NodeRequest};
-use crate::lock::{Guard, Lock};
+use crate::lock::{Guard, Lock, Rank};
 use crate::segment::{NodeEvents, SlabEvent};
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
@@ -76,15 +76,18 @@ pub(super) struct Node {
 impl Node {
     const fn new(events: &'static NodeEvents) -> Node {
         Node {
-            stock: Lock::new(Stock {
-                full: SheafList::new(),
-                empty: SheafList::new(),
-                slabs: Slabs::new(events),
-                idle: 0,
-                looked: 0,
-                exchanges: 0,
-                counted: 0,
-            }),
+            stock: Lock::new(
+                Rank::Nodes,
+                Stock {
+                    full: SheafList::new(),
+                    empty: SheafList::new(),
+                    slabs: Slabs::new(events),
+                    idle: 0,
+                    looked: 0,
+                    exchanges: 0,
+                    counted: 0,
+                },
+            ),
             set_aside: AtomicPtr::new(null_mut()),
             events: AtomicPtr::new(core::ptr::from_ref(events).cast_mut()),
             own_events: events,
@@ -98,19 +101,15 @@ impl Node {
         self.sparse.load(Relaxed)
     }
 
-    /// Takes the lock. Returns `None` in each of these cases:
-    ///
-    /// * the caller is a signal handler that interrupted the holder of this lock;
-    /// * the caller would have to wait, and is a signal handler that interrupted the holder of any
-    ///   node's lock, or of a lock that comes later in the lock order;
-    /// * the caller would have to wait for the forking thread.
+    /// Takes the lock. Returns `None` in a signal handler that may not wait for it, and if the
+    /// caller would have to wait for the forking thread.
     pub(super) fn stock(&self) -> Option<Guard<'_, Stock>> {
-        self.stock.lock_or_divert(descriptor::is_lock_held)
+        self.stock.lock_or_divert()
     }
 
     /// Takes the lock as [`stock`](Self::stock) does, but waits for a fork to end.
     pub(super) fn stock_after_fork(&self) -> Option<Guard<'_, Stock>> {
-        self.stock.lock_unless(descriptor::is_lock_held)
+        self.stock.lock()
     }
 
     /// Takes the lock to allocate from `cache` or to free to it. Waits for a fork to end, with one
@@ -121,11 +120,6 @@ impl Node {
             Some(_) => self.stock(),
             None => self.stock_after_fork(),
         }
-    }
-
-    /// Returns whether the thread with thread pointer `thread` holds the lock.
-    pub(super) fn is_held_by(&self, thread: u64) -> bool {
-        self.stock.is_held_by(thread)
     }
 
     /// Makes a cache's nodes. Returns `None` if the system has no memory.

@@ -1,15 +1,13 @@
 //! Ends the process because of a wrong free that a cache without checks has found.
 
 use super::debug::write_callers;
-use super::descriptor::{self, Descriptor};
+use super::descriptor::Descriptor;
 use super::registry::{for_each, pin_by_entry};
-use super::sheaf;
 use super::slab_bits::Wrong;
 use crate::arena::{self, LARGE};
-use crate::cache_units::STOPPING;
 use crate::last_words;
+use crate::lock::{Rank, count_held};
 use core::fmt;
-use core::ptr::NonNull;
 
 impl Descriptor {
     /// Ends the process, because an address was freed to this cache that cannot be freed to it. The
@@ -52,7 +50,7 @@ impl Descriptor {
 }
 
 /// Gives back the node's lock that the calling thread holds, before the process ends. Returns
-/// whether the thread then holds no lock of this layer.
+/// whether the thread then holds no lock.
 ///
 /// The walk of the stack and the search for names may wait for the loader's lock. Its holder may
 /// be in malloc, and wait for the lock of this node. So the thread gives that lock back before it
@@ -60,25 +58,19 @@ impl Descriptor {
 /// the data under one of the locks. Then the thread gives no lock back.
 #[cold]
 fn give_back_node_lock() -> bool {
-    let me = pinfold_rseq::thread_pointer() as u64;
-    let (mut held, mut count) = (None, 0);
+    if count_held(Rank::Fork) != 1 {
+        return false;
+    }
+    let mut is_a_node_s = false;
     for_each(|cache| {
-        for node in cache.nodes().iter().filter(|node| node.is_held_by(me)) {
-            held = Some(NonNull::from(node));
-            count += 1;
+        for node in cache.nodes().iter().filter(|node| node.stock.is_held()) {
+            is_a_node_s = true;
+            // SAFETY: this thread holds the lock. The frames that hold the guard do not go on,
+            // because the process ends.
+            unsafe { node.stock.unlock() };
         }
     });
-    let is_only = count == 1
-        && !STOPPING.is_held_by(me)
-        && descriptor::registry_word().holder() != me
-        && !sheaf::is_lock_held(me)
-        && !arena::is_lock_held(me);
-    if let Some(node) = held.filter(|_| is_only) {
-        // SAFETY: this thread holds the lock of the node, so the node's cache is alive. The frames
-        // that hold the guard do not go on, because the process ends.
-        unsafe { node.as_ref().stock.unlock() };
-    }
-    is_only
+    is_a_node_s
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@
 //! there may be wrong. So it compares the unit's word again, in one operation, before it acts.
 
 use crate::arena;
-use crate::lock::{Lock, Word};
+use crate::lock::{Lock, Rank, Word};
 use core::alloc::Layout;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU64, AtomicUsize};
@@ -45,7 +45,7 @@ pub(super) struct Sheaf {
 }
 
 /// Unused blocks of all caches, linked through slot 0.
-static POOL: Lock<usize> = Lock::new(0);
+static POOL: Lock<usize> = Lock::new(Rank::Sheaves, 0);
 
 /// Returns the first slot for objects in the block at `base`.
 fn bottom(base: usize, capacity: usize) -> *mut *mut u8 {
@@ -77,7 +77,7 @@ pub(super) fn objects_in_word(word: u64) -> Option<usize> {
 
 impl Sheaf {
     /// Makes an empty sheaf. Returns `None` if there is no memory. May return `None` in a signal
-    /// handler that interrupted the holder of a lock of the allocator.
+    /// handler that may not wait for a lock of the allocator.
     pub(super) fn new(capacity: usize) -> Option<Sheaf> {
         let base = pool_take().or_else(|| {
             let layout = Layout::from_size_align(STACK_ALIGN, STACK_ALIGN).ok()?;
@@ -211,7 +211,7 @@ impl Sheaf {
 
     /// Gives the block of an empty sheaf back to the pool.
     pub(super) fn discard(self) {
-        match POOL.lock_or_divert(arena::is_lock_held) {
+        match POOL.lock_or_divert() {
             Some(mut pool) => {
                 // SAFETY: this value owns the block, and slot 0 is for links.
                 unsafe { *self.below() = *pool as u64 };
@@ -246,7 +246,7 @@ static ASIDE: AtomicUsize = AtomicUsize::new(0);
 /// waits here for a fork: such a thread holds its node's lock, and a fork takes the nodes' locks
 /// before the pool's.
 fn pool_take() -> Option<usize> {
-    let mut pool = POOL.lock_unless(arena::is_lock_held)?;
+    let mut pool = POOL.lock()?;
     if *pool == 0 {
         // Acquire pairs with the release in `set_aside`: this thread sees the link of each block.
         *pool = ASIDE.swap(0, Acquire);
@@ -342,10 +342,6 @@ impl SheafList {
         self.length -= 1;
         Some(sheaf)
     }
-}
-
-pub(super) fn is_lock_held(thread: u64) -> bool {
-    POOL.is_held_by(thread)
 }
 
 /// Returns the word of the pool's lock, for a fork.

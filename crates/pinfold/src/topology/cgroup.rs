@@ -16,7 +16,7 @@
 //! built in a static buffer. A cgroup with a name longer than [`NAME`] counts as one without a
 //! limit.
 
-use crate::lock::{Lock, Word};
+use crate::lock::{Lock, Rank, Word};
 use crate::sys::{for_each_line, number_at_start, read_once};
 use core::ffi::CStr;
 
@@ -37,11 +37,14 @@ struct Room {
 }
 
 /// A fork takes this lock together with the arenas' locks.
-static ROOM: Lock<Room> = Lock::new(Room {
-    name: Text::new(),
-    path: Text::new(),
-    line: [0; LINE],
-});
+static ROOM: Lock<Room> = Lock::new(
+    Rank::Cgroup,
+    Room {
+        name: Text::new(),
+        path: Text::new(),
+        line: [0; LINE],
+    },
+);
 
 /// The version of the cgroup interface, which determines the files with the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

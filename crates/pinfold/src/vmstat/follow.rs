@@ -13,8 +13,8 @@
 
 use super::threshold::{FIXED, with_normal};
 use crate::counter::{PerCpuCounter, outlast_fork, register_fork};
-use crate::fork::{self, Hooks, Rank};
-use crate::lock::{Guard, Lock};
+use crate::fork;
+use crate::lock::{Guard, Hooks, Lock, Rank};
 use crate::shepherd::{self, Reach};
 use crate::topology::facts;
 use core::ptr::null_mut;
@@ -22,7 +22,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize};
 
 /// The first table of the list.
-static TABLES: Lock<AtomicPtr<Table>> = Lock::new(AtomicPtr::new(null_mut()));
+static TABLES: Lock<AtomicPtr<Table>> = Lock::new(Rank::Thresholds, AtomicPtr::new(null_mut()));
 
 /// The beginning of a mapping that holds the counters of a `VmStat`. The counters follow it.
 #[repr(C, align(128))]
@@ -86,8 +86,7 @@ impl Table {
 }
 
 /// Locks the list, so that the shepherd chooses no threshold meanwhile. Returns `None` if a fork
-/// cannot be made to wait for the lock, or if the caller is a signal handler that interrupted the
-/// holder.
+/// cannot be made to wait for the lock, or in a signal handler that may not wait for the lock.
 pub(super) fn hold() -> Option<Guard<'static, AtomicPtr<Table>>> {
     static HOOKS: [Hooks; 1] = [Hooks::locks(Rank::Thresholds, |visit| visit(TABLES.word()))];
     outlast_fork(|| (fork::register(&HOOKS) && register_fork()).then_some(()))?;
@@ -114,8 +113,8 @@ pub(super) unsafe fn insert(table: *mut Table) -> bool {
     true
 }
 
-/// Takes `table` out of the list, if it is there. Returns false if the caller is a handler that
-/// interrupted a holder of the list's lock: the table must then stay.
+/// Takes `table` out of the list, if it is there. Returns false if the caller is a signal
+/// handler that may not wait for the list's lock: the table must then stay.
 ///
 /// # Safety
 ///
