@@ -1,10 +1,10 @@
 //! Models of the protocols between CPUs, explored by loom:
 //! `RUSTFLAGS="--cfg loom" cargo test --release --test model`.
 //!
-//! The lock is `lock/word.rs` itself, over loom's atomics. The list of objects set aside and the
-//! moves of sheaves work on memory that loom cannot watch, so they are written again here. An
-//! operation on a CPU's word is one step, because the kernel makes it one. Each planted fault
-//! breaks a protocol.
+//! The lock is `lock/word.rs` itself, and the list of what is set aside is `lock/llist.rs` itself,
+//! over loom's atomics. The moves of sheaves work on memory that loom cannot watch, so they are
+//! written again here. An operation on a CPU's word is one step, because the kernel makes it one.
+//! Each planted fault breaks a protocol.
 //!
 //! Not shown: that the lock must count the threads that wait, and the fence beside that count. Four
 //! threads with more preemptions than loom can explore would need them.
@@ -21,8 +21,6 @@
 //! | `Lock::fork` | `pinfold/src/fork.rs` `take_all` | `34a66bf9accaac37` |
 //! | `Lock::end_fork` | `pinfold/src/fork.rs` `parent` | `8c3d666baf53796a` |
 //! | `Lock::end_fork` | `pinfold/src/fork.rs` `give_back` | `3ba3677d1359874e` |
-//! | `Aside::set_aside` | `pinfold/src/slab/` `Node::set_aside` | `4d0d02a744c94163` |
-//! | `Aside::take_back` | `pinfold/src/slab/` `Node::take_back` | `880f7686e14040e6` |
 //! | `Cpu::exchange` | `rseq/src/units.rs` `Units::store_if_equal` | `0d95ba1ea2bcf18b` |
 //! | `Cpu::exchange` | `rseq/src/atomic.rs` `store_if_equal` | `d7f9148e52656064` |
 //! | `Cpu::exchange` | `rseq/src/arch/x86_64.rs` `store_if_equal` | `1dd53f5826af4292` |
@@ -35,14 +33,16 @@
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `a35a3d55901e6b5d` |
 #![cfg(loom)]
 
+#[path = "../src/lock/llist.rs"]
+mod llist;
 #[path = "../src/lock/word.rs"]
 #[allow(dead_code, reason = "the model does not use all of the file")]
 mod word;
 
+use llist::{Llist, chain};
 use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
-use loom::sync::atomic::AtomicUsize;
-use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 use std::cell::Cell;
 // loom's would panic while it unwinds from a model in which all threads wait.
@@ -57,8 +57,10 @@ enum Fault {
     UnlockRelaxed,
     /// The lock wakes no thread.
     NoWake,
-    /// An object is set aside without release order.
-    PushRelaxed,
+    /// An item is added to a list without release order.
+    AddRelaxed,
+    /// A list is taken without acquire order.
+    TakeRelaxed,
     /// An operation on a CPU's word stores without comparing.
     NoCompare,
 }
@@ -110,7 +112,7 @@ mod primitive {
         }
 
         pub fn swap(&self, value: u64, order: Ordering) -> u64 {
-            let weaker = FAULT.get() == Fault::UnlockRelaxed;
+            let weaker = matches!(FAULT.get(), Fault::UnlockRelaxed | Fault::TakeRelaxed);
             self.value.swap(value, if weaker { Relaxed } else { order })
         }
 
@@ -137,6 +139,8 @@ mod primitive {
             success: Ordering,
             failure: Ordering,
         ) -> Result<u64, u64> {
+            let weaker = FAULT.get() == Fault::AddRelaxed;
+            let success = if weaker { Relaxed } else { success };
             self.value.compare_exchange(from, to, success, failure)
         }
     }
@@ -312,70 +316,84 @@ fn a_fork_in_a_handler_does_not_block_a_thread_that_diverts() {
     });
 }
 
-/// Objects that are set aside. `links[n]` is the first word of object n; 0 ends the list.
-#[derive(Default)]
-struct Aside {
-    links: [AtomicUsize; 3],
-    first: AtomicUsize,
+/// A list, and the links of the items 1 to 3.
+struct Items {
+    list: Llist,
+    links: [UnsafeCell<u64>; 4],
 }
 
-impl Aside {
-    fn set_aside(&self, object: usize) {
-        let weaker = FAULT.get() == Fault::PushRelaxed;
-        let order = if weaker { Relaxed } else { Release };
-        let mut next = self.first.load(Relaxed);
-        loop {
-            self.links[object].store(next, Relaxed);
-            match self.first.compare_exchange(next, object, order, Relaxed) {
-                Ok(_) => return,
-                Err(other) => next = other,
-            }
-        }
+// SAFETY: the list gives an item to one thread at a time, which loom checks.
+unsafe impl Sync for Items {}
+// SAFETY: the list gives an item to one thread at a time, which loom checks.
+unsafe impl Send for Items {}
+
+impl Items {
+    fn new() -> Arc<Self> {
+        Arc::new(Items {
+            list: Llist::new(primitive::AtomicU64::new(0)),
+            links: Default::default(),
+        })
     }
 
-    fn take_back(&self) -> Vec<usize> {
-        let mut seen = Vec::new();
-        let mut next = self.first.swap(0, Acquire);
-        while next != 0 {
-            seen.push(next);
-            next = self.links[next].load(Relaxed);
-        }
-        seen
+    fn add(&self, item: u64) {
+        // SAFETY: the caller owns the item, which loom checks.
+        let link = |next| self.links[item as usize].with_mut(|link| unsafe { *link = next });
+        self.list.add(item, link);
+    }
+
+    fn link(&self, item: u64) -> u64 {
+        // SAFETY: the caller has taken the item, which loom checks.
+        self.links[item as usize].with(|link| unsafe { *link })
+    }
+
+    fn take(&self) -> impl Iterator<Item = u64> {
+        chain(self.list.del_all(), |item| self.link(item))
     }
 }
 
-/// Two handlers set objects aside while a holder takes them back. Each object arrives once.
-fn two_handlers(fault: Fault) {
+/// Two threads add items while a third takes all, keeps the first, and puts the rest back. Each
+/// item arrives once.
+fn two_add(fault: Fault) {
     explore(3, fault, || {
-        let aside = Arc::new(Aside::default());
-        // An old link, to an object that is not on the list.
-        aside.links[1].store(2, Relaxed);
-        let handlers: Vec<_> = [1, 2]
+        let items = Items::new();
+        items.add(3);
+        let threads: Vec<_> = [1, 2]
             .into_iter()
-            .map(|object| {
-                let aside = aside.clone();
-                thread::spawn(move || aside.set_aside(object))
+            .map(|item| {
+                let items = items.clone();
+                thread::spawn(move || items.add(item))
             })
             .collect();
-        let mut seen = aside.take_back();
-        handlers
-            .into_iter()
-            .for_each(|handler| handler.join().unwrap());
-        seen.extend(aside.take_back());
+        let first = items.list.del_all();
+        let mut seen = vec![first];
+        let rest = items.link(first);
+        if rest != 0 && !items.list.restore(rest) {
+            let rest: Vec<_> = chain(rest, |item| items.link(item)).collect();
+            rest.into_iter().for_each(|item| items.add(item));
+        }
+        threads.into_iter().for_each(|one| one.join().unwrap());
+        seen.extend(items.take());
         seen.sort_unstable();
-        assert_eq!(seen, [1, 2], "objects were lost or doubled");
+        assert_eq!(seen, [1, 2, 3], "items were lost or doubled");
+        assert!(items.list.is_empty());
     });
 }
 
 #[test]
-fn objects_set_aside_arrive_once() {
-    two_handlers(Fault::Nothing);
+fn items_of_a_list_arrive_once() {
+    two_add(Fault::Nothing);
 }
 
 #[test]
-#[should_panic(expected = "objects were lost or doubled")]
-fn objects_set_aside_relaxed_are_lost_or_doubled() {
-    two_handlers(Fault::PushRelaxed);
+#[should_panic(expected = "Causality violation")]
+fn items_added_relaxed_are_taken_before_their_links() {
+    two_add(Fault::AddRelaxed);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn items_taken_relaxed_are_taken_before_their_links() {
+    two_add(Fault::TakeRelaxed);
 }
 
 /// A unit's two words for one cache, and the node's barn. A sheaf is a number, and 0 stands for no

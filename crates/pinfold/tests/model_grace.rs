@@ -31,7 +31,7 @@
 //! | `Model::step` | `pinfold/src/slab/grace.rs` `step` | `3beac4de48b6f5fc` |
 //! | `Model::synchronize` | `pinfold/src/slab/grace.rs` `synchronize` | `1381c83ff761246b` |
 //! | `Model::synchronize` | `pinfold/src/slab/grace.rs` `wait` | `38c3137b3e314516` |
-//! | `Model::free` | `pinfold/src/slab/` `Descriptor::take_sealed` | `81d15c5bdd344753` |
+//! | `Model::free` | `pinfold/src/slab/` `Descriptor::take_sealed` | `1f96398b87ce4291` |
 //! | `Model::free` | `pinfold/src/slab/` `Descriptor::advance_held` | `e64bec3138123be9` |
 #![cfg(loom)]
 

@@ -25,14 +25,13 @@ use super::purge::{purge_aged, purge_all, relieve};
 use super::window;
 use super::{
     GRANULE, LARGE, MAX_NODES, MAX_RUN, REGION_FIRST, REGION_GRANULES, State, address_of, budget,
-    frame, held, huge_pages, index_of_run, init, kept, set_entry, took,
+    frame, held, huge_pages, index_of, index_of_run, init, kept, set_entry, took,
 };
-use crate::lock::{Lock, Rank, Word};
+use crate::lock::{Llist, Lock, Rank, Word, chain};
 use crate::sanitizer;
 use crate::sys::{self, Mapped};
-use core::ptr::{NonNull, null_mut};
-use core::sync::atomic::AtomicPtr;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
 
 /// Once in this many freed runs, `give_back` looks for runs that have been dirty for long.
 const TICK: u32 = 16;
@@ -67,7 +66,7 @@ static ARENAS: [Lock<Arena>; MAX_NODES] = [const {
 
 /// Runs freed by threads that could not take the arena's lock, in a signal handler or during a
 /// fork. Each run holds the address of the next run in its first word.
-static SET_ASIDE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+static SET_ASIDE: Llist = Llist::new(AtomicU64::new(0));
 
 pub(super) fn arena_of(node: usize) -> &'static Lock<Arena> {
     &ARENAS[node]
@@ -304,22 +303,20 @@ impl Arena {
 
     /// Takes back the runs of this arena that were set aside.
     pub(super) fn take_back(&mut self, node: usize) {
-        if SET_ASIDE.load(Relaxed).is_null() {
+        if SET_ASIDE.is_empty() {
             return;
         }
-        // Acquire pairs with the release in `set_aside`: this thread sees the links of the list.
-        let mut start = SET_ASIDE.swap(null_mut(), Acquire);
-        while let Some(run) = NonNull::new(start) {
-            // SAFETY: the swap took the list, so no other thread uses the run. The run's first word
-            // holds the next run's address.
-            start = unsafe { run.cast::<*mut u8>().read() };
-            if window::node_of(run.as_ptr() as usize) == node {
-                let head = index_of_run(run);
+        // SAFETY: this thread took the run off the list, so no other thread uses it. `set_aside`
+        // has stored the link.
+        let next = |run: u64| unsafe { *(run as *const u64) };
+        for run in chain(SET_ASIDE.del_all(), next) {
+            if window::node_of(run as usize) == node {
+                let head = index_of(run as usize);
                 // SAFETY: the run came off the list, so only this thread uses its frame.
                 let granules = u32::from(unsafe { (*frame(head)).granules });
                 self.take_in(node, head, granules);
             } else {
-                set_aside(run.as_ptr());
+                set_aside(run as *mut u8);
             }
         }
     }
@@ -428,17 +425,9 @@ impl Arena {
 
 /// Sets a run aside for the next holder of the arena's lock.
 pub(super) fn set_aside(start: *mut u8) {
-    let mut next = SET_ASIDE.load(Relaxed);
-    loop {
-        // SAFETY: this thread frees the run, or took it off the list, so no other thread uses it.
-        unsafe { start.cast::<*mut u8>().write(next) };
-        // Release pairs with the acquire in `take_back`: a thread that takes the list sees the
-        // link.
-        match SET_ASIDE.compare_exchange_weak(next, start, Release, Relaxed) {
-            Ok(_) => return,
-            Err(other) => next = other,
-        }
-    }
+    // SAFETY: this thread frees the run, or took it off the list, so no other thread uses it.
+    let link = |next| unsafe { start.cast::<u64>().write(next) };
+    SET_ASIDE.add(start as u64, link);
 }
 
 /// Calls `visit` with the words of all arenas' locks, for a fork.

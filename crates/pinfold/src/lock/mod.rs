@@ -2,7 +2,7 @@
 //!
 //! Three situations would deadlock an ordinary mutex. In each of them [`Lock`] refuses instead of
 //! waiting, and the caller takes another way: it serves the allocation from a separate mapping, or
-//! sets the freed object aside for the next holder.
+//! sets the freed object aside for the next holder, in a [`Llist`].
 //!
 //! * **A signal handler allocates while it interrupts a holder.** The handler would wait for its
 //!   own thread. [`Lock::lock`] refuses a thread that holds the lock already.
@@ -28,12 +28,14 @@
 //! The forking thread is an exception: it sleeps for locks of all ranks, whatever frames that it
 //! interrupted hold. Module `fork` has its rules, and those of the child.
 
+mod llist;
 mod rank;
 mod word;
 
 use core::cell::UnsafeCell;
 use core::ops::{Deref, DerefMut};
 use core::sync::atomic::AtomicU64;
+pub(crate) use llist::{Llist, chain};
 pub use rank::{Hooks, Rank};
 pub(crate) use rank::{Taken, count_held, enter, is_any_held, modules};
 pub(crate) use word::{Forks, Word};
@@ -158,7 +160,7 @@ impl<T> Drop for Guard<'_, T> {
     }
 }
 
-/// What [`word`] needs from the system. The loom model of `word` replaces these functions.
+/// What [`word`] and [`llist`] need from the system. Their loom models replace these items.
 mod primitive {
     pub(super) use core::hint::spin_loop;
     pub(super) use core::sync::atomic::{AtomicU64, fence};

@@ -21,13 +21,13 @@
 use super::ring::READERS;
 use crate::counter_units::{self, LazyBlock};
 use crate::fork;
-use crate::lock::{Hooks, Rank};
+use crate::lock::{Hooks, Llist, Rank};
 use core::cell::UnsafeCell;
 use core::fmt;
 use core::marker::PhantomData;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire};
 use pinfold_rseq::{Backend, FenceError, Units, fence, near};
 
 /// Bytes of a list's head.
@@ -117,8 +117,8 @@ impl<T> Node<T> {
 #[repr(C)]
 pub struct PerCpuList<T: Send + 'static> {
     block: LazyBlock,
-    /// The first of the items that were pushed on CPUs without a unit, or 0.
-    spilled: AtomicU64,
+    /// The items that were pushed on CPUs without a unit.
+    spilled: Llist,
     items: PhantomData<fn(Node<T>) -> Node<T>>,
 }
 
@@ -127,7 +127,7 @@ impl<T: Send + 'static> PerCpuList<T> {
     pub const fn new() -> Self {
         PerCpuList {
             block: LazyBlock::new(),
-            spilled: AtomicU64::new(0),
+            spilled: Llist::new(AtomicU64::new(0)),
             items: PhantomData,
         }
     }
@@ -154,19 +154,9 @@ impl<T: Send + 'static> PerCpuList<T> {
         if self.push_here(item) {
             return;
         }
-        let mut head = self.spilled.load(Relaxed);
-        loop {
-            // SAFETY: the node belongs to this function until the exchange succeeds.
-            unsafe { item.cast::<u64>().write(head) };
-            // Release pairs with the acquire in `take_spilled`, which sees the node's contents.
-            match self
-                .spilled
-                .compare_exchange(head, item as u64, Release, Relaxed)
-            {
-                Ok(_) => return,
-                Err(now) => head = now,
-            }
-        }
+        // SAFETY: the node belongs to this function until it is in the list.
+        let link = |next| unsafe { item.cast::<u64>().write(next) };
+        self.spilled.add(item as u64, link);
     }
 
     /// Takes the first of this CPU's items. If there is none, takes one of the items that all CPUs
@@ -197,11 +187,7 @@ impl<T: Send + 'static> PerCpuList<T> {
                 // pushed an item meanwhile.
                 // SAFETY: this thread took the chain, so the node belongs to it.
                 unsafe { item.cast::<u64>().write(spilled.next) };
-                // Release pairs with the acquire in `take_spilled`, as in `push_slow`.
-                let back = self
-                    .spilled
-                    .compare_exchange(0, item as u64, Release, Relaxed);
-                if back.is_err() {
+                if !self.spilled.restore(item as u64) {
                     Items::new(item as u64).for_each(|node| self.push_slow(node));
                 }
                 break;
@@ -220,12 +206,10 @@ impl<T: Send + 'static> PerCpuList<T> {
     }
 
     fn take_spilled(&self) -> Items<T> {
-        // Looks before it takes, so that an empty list's line stays shared between the CPUs.
-        if self.spilled.load(Relaxed) == 0 {
+        if self.spilled.is_empty() {
             return Items::new(0);
         }
-        // Acquire pairs with the release in `push_slow`.
-        Items::new(self.spilled.swap(0, AcqRel))
+        Items::new(self.spilled.del_all())
     }
 
     /// Takes all of this CPU's items, the last pushed first. If there are none, takes the items
@@ -381,11 +365,11 @@ mod tests {
         let reading = READERS.lock();
         list.push(Box::leak(Box::new(Node::new(5))));
         assert!(counter_units::used().all(|index| LIST_UNITS.unit(index).is_null()));
-        assert_ne!(list.spilled.load(Relaxed), 0);
+        assert!(!list.spilled.is_empty());
         drop(reading);
         let node = list.pop().unwrap();
         list.push(node);
-        assert_eq!(list.spilled.load(Relaxed), 0);
+        assert!(list.spilled.is_empty());
         assert_eq!(list.take_all(|node| assert_eq!(node.value, 5)), Ok(1));
     }
 }

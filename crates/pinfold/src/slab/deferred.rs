@@ -39,7 +39,7 @@ use crate::cache_units::{DEFERRED, SHEAF_UNITS};
 use crate::lock::Guard;
 use crate::segment::SlabEvent;
 use crate::sys;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU32};
 use pinfold_rseq::FenceError;
 
@@ -140,21 +140,11 @@ impl Descriptor {
     /// Puts a sheaf of deferred objects on the sealed list.
     pub(super) fn seal(&self, sheaf: Sheaf) {
         self.here().count(SlabEvent::FreeRcuSheaf, sheaf.len());
-        let mut next = self.deferred.sealed.load(Relaxed);
-        loop {
-            // SAFETY: this value owns the sheaf's block, and slot 0 of a block is for links.
-            unsafe { *sheaf.below() = next };
-            // Release pairs with the acquire in `take_sealed`: the thread that takes the sheaf sees
-            // its objects, its link, and the stores that took the objects out of sight.
-            let put =
-                self.deferred
-                    .sealed
-                    .compare_exchange_weak(next, sheaf.word(), Release, Relaxed);
-            match put {
-                Ok(_) => return,
-                Err(other) => next = other,
-            }
-        }
+        // The thread that takes the sheaf also sees its objects, and the stores that took the
+        // objects out of sight.
+        // SAFETY: this value owns the sheaf's block, and slot 0 of a block is for links.
+        let link = |next| unsafe { *sheaf.below() = next };
+        self.deferred.sealed.add(sheaf.word(), link);
     }
 
     /// Frees up to `most` pending sheaves, if their grace period is over. If no sheaf is pending
@@ -187,11 +177,11 @@ impl Descriptor {
     }
 
     fn take_sealed(&self, pending: &mut Pending) {
-        let mut word = self.deferred.sealed.swap(0, Acquire);
+        let mut word = self.deferred.sealed.del_all();
         if word == 0 {
             return;
         }
-        // SAFETY: `swap` took the whole list, so this thread owns every sheaf in it.
+        // SAFETY: `del_all` took the whole list, so this thread owns every sheaf in it.
         while let Some(sheaf) = unsafe { Sheaf::from_word(word) } {
             // SAFETY: this thread owns the sheaf, and `seal` stored a link in slot 0 of its block.
             word = unsafe { *sheaf.below() };

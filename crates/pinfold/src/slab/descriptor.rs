@@ -11,7 +11,7 @@ use super::sheaf::SheafList;
 use super::tune::{self, BARN_BYTES, Capacity};
 use crate::arena::{self, GRANULE};
 use crate::cache_units::{ALL_CLASSES, CLASSES, CacheId, MAX_CACHES, SPARE, STOPPING};
-use crate::lock::{Lock, Rank, Word};
+use crate::lock::{Llist, Lock, Rank, Word};
 use crate::mempolicy::Placement;
 use core::alloc::Layout;
 use core::ops::Deref;
@@ -58,9 +58,8 @@ impl Deref for Descriptor {
 
 /// A cache's deferred objects that have left the CPUs' units (`deferred`).
 pub(super) struct Deferred {
-    /// The head of the sealed list: the word of the sheaf that was sealed last. Slot 0 of each
-    /// sheaf's block holds the word of the sheaf that was sealed before it.
-    pub(super) sealed: AtomicU64,
+    /// The sealed list, by the sheaves' words. Slot 0 of each sheaf's block is the link.
+    pub(super) sealed: Llist,
     pub(super) pending: Lock<Pending>,
     /// Whether an object was ever deferred.
     pub(super) used: AtomicBool,
@@ -76,7 +75,7 @@ pub(super) struct Pending {
 impl Deferred {
     const fn new() -> Deferred {
         Deferred {
-            sealed: AtomicU64::new(0),
+            sealed: Llist::new(AtomicU64::new(0)),
             pending: Lock::new(
                 Rank::Pending,
                 Pending {
@@ -346,8 +345,7 @@ impl Descriptor {
             let pending = deferred.pending.lock();
             pending.is_some_and(|pending| pending.sheaves.length == 0)
         };
-        let none_waits =
-            !deferred.is_used() || (deferred.sealed.load(Relaxed) == 0 && none_pending());
+        let none_waits = !deferred.is_used() || (deferred.sealed.is_empty() && none_pending());
         none_waits && self.nodes().iter().all(Node::is_bare)
     }
 

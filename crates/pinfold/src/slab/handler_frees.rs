@@ -2,15 +2,11 @@
 //!
 //! A signal handler that interrupted the holder of the node's lock must not wait for that lock,
 //! because its own thread holds it. A thread that frees must not wait for a fork either (`lock`).
-//! Such a thread puts the object on a list of the node:
+//! Such a thread adds the object to a list of the node ([`Llist`](crate::lock::Llist)). The next
+//! holder of the lock takes the whole list, and gives the objects to their slabs
+//! ([`Node::take_back`]).
 //!
-//! 1. It writes a link into the object, to the present head of the list.
-//! 2. It makes the object the head of the list, with one compare-exchange. If another thread has
-//!    changed the head, it goes back to step 1.
-//! 3. The next holder of the lock takes the whole list with one exchange, and gives the objects to
-//!    their slabs ([`Node::take_back`]).
-//!
-//! Until step 3, the slab counts the object as in use. The interrupted frame may be checking the
+//! Until then, the slab counts the object as in use. The interrupted frame may be checking the
 //! objects in use at this moment. So the link lies where that check finds nothing wrong:
 //!
 //! | cache | the link |
@@ -24,10 +20,11 @@ use super::descriptor::Descriptor;
 use super::key;
 use super::node::{Node, Stock};
 use super::slabs::Slab;
+use crate::lock::chain;
 use crate::segment::SlabEvent;
-use core::ptr::{NonNull, null_mut};
+use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::Relaxed;
 
 impl Descriptor {
     /// Encodes the link from `object`, which is set aside, to `to`, the next object of the list.
@@ -76,50 +73,43 @@ impl Node {
             // SAFETY: this thread frees the object, so it owns it. The slab has only this object.
             unsafe { Slab::take_fresh(object) };
         }
-        let mut next = self.set_aside.load(Relaxed);
-        loop {
-            let link = cache.encode_link(object, next);
+        self.set_aside.add(object as u64, |next| {
+            let link = cache.encode_link(object, next as *mut u8);
             // SAFETY: this thread frees the object, so it owns it. Objects are at least 8 bytes
             // large and lie at multiples of 8.
             unsafe { (*cache.link(object)).store(link, Relaxed) };
-            // Release pairs with the acquire in `take_back`: a thread that takes the list sees the
-            // object's link.
-            match self
-                .set_aside
-                .compare_exchange_weak(next, object, Release, Relaxed)
-            {
-                Ok(_) => return,
-                Err(other) => next = other,
-            }
-        }
+        });
     }
 
     /// Gives the objects that were set aside to their slabs. The caller holds the node's lock.
     pub(super) fn take_back(&self, cache: &Descriptor, stock: &mut Stock) {
-        if self.set_aside.load(Relaxed).is_null() {
+        if self.set_aside.is_empty() {
             return;
         }
-        let mut next = self.set_aside.swap(null_mut(), Acquire);
-        while let Some(object) = NonNull::new(next) {
-            // SAFETY: `swap` above took the whole list, so this thread owns its objects. Each holds
-            // a link at this address.
-            let link = unsafe { (*cache.link(object.as_ptr())).load(Relaxed) };
-            next = cache.decode_link(object.as_ptr(), link);
+        let next = |object: u64| {
+            let object = object as *mut u8;
+            // SAFETY: this thread took the object off the list, so it owns it. The object holds a
+            // link at this address.
+            let link = unsafe { (*cache.link(object)).load(Relaxed) };
+            cache.decode_link(object, link) as u64
+        };
+        for object in chain(self.set_aside.del_all(), next) {
+            let object = object as *mut u8;
             if let Some(hardening) = &cache.hardening {
                 // SAFETY: the object came off the list that this thread took, so this thread owns
                 // it.
-                unsafe { hardening.unlink(object.as_ptr()) };
+                unsafe { hardening.unlink(object) };
             }
             if cache.prepares() {
                 // The link has overwritten part of the prepared bytes.
                 // SAFETY: the object came off the list that this thread took, so this thread owns
                 // it.
-                unsafe { cache.prepare(object.as_ptr()) };
+                unsafe { cache.prepare(object) };
             }
             stock.count(SlabEvent::Flushed, 1);
             // SAFETY: this thread took the object off the list and owns it. It is this node's,
             // because callers of `set_aside` choose the node of the object's memory.
-            unsafe { stock.give(cache, &[object.as_ptr()]) };
+            unsafe { stock.give(cache, &[object]) };
         }
     }
 }

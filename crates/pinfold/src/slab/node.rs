@@ -20,12 +20,12 @@ use super::sheaf::{Sheaf, SheafList};
 use super::slabs::Slabs;
 use super::tune::QUARANTINE;
 use crate::arena::{self, NodeRequest};
-use crate::lock::{Guard, Lock, Rank};
+use crate::lock::{Guard, Llist, Lock, Rank};
 use crate::segment::{NodeEvents, SlabEvent};
 use core::alloc::Layout;
-use core::ptr::{NonNull, null_mut};
+use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicPtr};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 
 /// The largest number of empty sheaves in a barn. Any beyond that go to the pool that all caches
 /// share (`sheaf`).
@@ -63,9 +63,9 @@ unsafe impl Send for Stock {}
 /// A cache's part on one node.
 pub(super) struct Node {
     pub(super) stock: Lock<Stock>,
-    /// The first of the objects freed while the lock could not be taken: in a signal handler that
-    /// interrupted the holder, or during a fork. Each holds a link to the next (`handler_frees`).
-    pub(super) set_aside: AtomicPtr<u8>,
+    /// The objects freed while the lock could not be taken: in a signal handler that interrupted
+    /// the holder, or during a fork (`handler_frees`).
+    pub(super) set_aside: Llist,
     /// Where the slow paths count events: in `own_events`, or in the statistics segment.
     pub(super) events: AtomicPtr<NodeEvents>,
     pub(super) own_events: &'static NodeEvents,
@@ -88,7 +88,7 @@ impl Node {
                     counted: 0,
                 },
             ),
-            set_aside: AtomicPtr::new(null_mut()),
+            set_aside: Llist::new(AtomicU64::new(0)),
             events: AtomicPtr::new(core::ptr::from_ref(events).cast_mut()),
             own_events: events,
             sparse: AtomicBool::new(false),

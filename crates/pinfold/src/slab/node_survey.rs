@@ -5,7 +5,6 @@ use super::look::Reading;
 use super::node::Node;
 use super::sheaf::SheafList;
 use super::slabs::slab_of;
-use core::sync::atomic::Ordering::Relaxed;
 
 impl Node {
     /// Returns how many objects are not free in their slab: those that callers, CPUs' sheaves or
@@ -20,7 +19,7 @@ impl Node {
     pub(super) fn is_bare(&self) -> bool {
         self.stock_after_fork().is_some_and(|stock| {
             let has_none = stock.slabs.count == 0 && stock.full.length == 0;
-            has_none && self.set_aside.load(Relaxed).is_null()
+            has_none && self.set_aside.is_empty()
         })
     }
 

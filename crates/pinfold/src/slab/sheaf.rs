@@ -27,10 +27,10 @@
 //! there may be wrong. So it compares the unit's word again, in one operation, before it acts.
 
 use crate::arena;
-use crate::lock::{Lock, Rank, Word};
+use crate::lock::{Llist, Lock, Rank, Word};
 use core::alloc::Layout;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU64, AtomicUsize};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::STACK_ALIGN;
 
 /// The lowest bit of the capacity in slot 1. In addresses of user space, this bit and the higher
@@ -45,7 +45,7 @@ pub(super) struct Sheaf {
 }
 
 /// Unused blocks of all caches, linked through slot 0.
-static POOL: Lock<usize> = Lock::new(Rank::Sheaves, 0);
+static POOL: Lock<u64> = Lock::new(Rank::Sheaves, 0);
 
 /// Returns the first slot for objects in the block at `base`.
 fn bottom(base: usize, capacity: usize) -> *mut *mut u8 {
@@ -214,33 +214,18 @@ impl Sheaf {
         match POOL.lock_or_divert() {
             Some(mut pool) => {
                 // SAFETY: this value owns the block, and slot 0 is for links.
-                unsafe { *self.below() = *pool as u64 };
-                *pool = self.base();
+                unsafe { *self.below() = *pool };
+                *pool = self.base() as u64;
             }
-            None => self.set_aside(),
-        }
-    }
-
-    /// Puts the block on the list [`ASIDE`], because this thread cannot take the pool's lock.
-    #[cold]
-    fn set_aside(self) {
-        let mut next = ASIDE.load(Relaxed);
-        loop {
             // SAFETY: this value owns the block, and slot 0 is for links.
-            unsafe { *self.below() = next as u64 };
-            // Release pairs with the acquire in `pool_take`: a thread that takes the block from the
-            // list also sees its link.
-            match ASIDE.compare_exchange_weak(next, self.base(), Release, Relaxed) {
-                Ok(_) => return,
-                Err(other) => next = other,
-            }
+            None => ASIDE.add(self.base() as u64, |next| unsafe { *self.below() = next }),
         }
     }
 }
 
-/// Blocks that were given back while the pool's lock could not be taken, linked through slot 0. The
-/// next thread that finds the pool empty takes all of them.
-static ASIDE: AtomicUsize = AtomicUsize::new(0);
+/// Blocks that were given back while the pool's lock could not be taken, linked through slot 0 as
+/// those in the pool. The next thread that finds the pool empty makes them the pool.
+static ASIDE: Llist = Llist::new(AtomicU64::new(0));
 
 /// Takes a block out of the pool. Waits while a fork holds the pool's lock. No thread in malloc
 /// waits here for a fork: such a thread holds its node's lock, and a fork takes the nodes' locks
@@ -248,8 +233,7 @@ static ASIDE: AtomicUsize = AtomicUsize::new(0);
 fn pool_take() -> Option<usize> {
     let mut pool = POOL.lock()?;
     if *pool == 0 {
-        // Acquire pairs with the release in `set_aside`: this thread sees the link of each block.
-        *pool = ASIDE.swap(0, Acquire);
+        *pool = ASIDE.del_all();
     }
     let base = *pool;
     if base == 0 {
@@ -257,8 +241,8 @@ fn pool_take() -> Option<usize> {
     }
     // SAFETY: the pool's lock is held, and slot 0 of a block in the pool holds the next block's
     // address.
-    *pool = unsafe { *(base as *const u64) } as usize;
-    Some(base)
+    *pool = unsafe { *(base as *const u64) };
+    Some(base as usize)
 }
 
 /// A list of sheaves, linked in both directions through their blocks. `put` adds a sheaf at the
