@@ -7,7 +7,7 @@
 //! whose root is the run at the lowest address. Each run's heap links are stored in the frame of
 //! its first granule. The lock of the node's arena protects heaps and frames.
 
-use super::frame;
+use super::{State, frame};
 
 /// Means "no granule". The window's first granule holds the page map, so it is never in a run.
 /// Because `NIL` is 0, the static arenas are all zeroes, and take no room in the library's file.
@@ -57,9 +57,12 @@ impl Bins {
         // SAFETY: the run is free and the lock is held, so only this thread uses the run's frame.
         let bin = unsafe {
             let run = &mut *frame(head);
+            debug_assert!(head != NIL && run.granules > 0);
+            debug_assert!(run.state != State::Busy, "a run in a bin is free");
             (run.child, run.next, run.prev) = (NIL, NIL, NIL);
             bin_of(u32::from(run.granules))
         };
+        debug_assert_eq!(self.is_filled(bin), self.roots[bin] != NIL);
         // SAFETY: both are roots: the first by `roots`, and the run because its links were cleared
         // above.
         self.roots[bin] = unsafe { merge(self.roots[bin], head) };
@@ -77,6 +80,7 @@ impl Bins {
         unsafe {
             let run = &*frame(head);
             let bin = bin_of(u32::from(run.granules));
+            debug_assert!(self.is_filled(bin) && self.roots[bin] <= head);
             let below = merge_children(run.child);
             self.roots[bin] = if self.roots[bin] == head {
                 below
@@ -88,6 +92,11 @@ impl Bins {
                 self.filled &= !(1 << bin);
             }
         }
+    }
+
+    /// Returns whether a bin has runs, as its bit says.
+    fn is_filled(&self, bin: usize) -> bool {
+        self.filled & 1 << bin != 0
     }
 
     /// Returns a run of at least `granules`: a run of the bin for this length, or else the lowest
@@ -135,8 +144,11 @@ unsafe fn merge(one: u32, other: u32) -> u32 {
         return one;
     }
     let (root, child) = (one.min(other), one.max(other));
+    debug_assert!(root != child);
     // SAFETY: both are roots of heaps, and the caller holds the lock that protects their frames.
     unsafe {
+        debug_assert!([root, child].iter().all(|&run| (*frame(run)).prev == NIL));
+        debug_assert!([root, child].iter().all(|&run| (*frame(run)).next == NIL));
         let first = (*frame(root)).child;
         (*frame(child)).next = first;
         (*frame(child)).prev = root;
@@ -214,6 +226,7 @@ unsafe fn unlink(head: u32) {
         if (*frame(prev)).child == head {
             (*frame(prev)).child = next;
         } else {
+            debug_assert_eq!((*frame(prev)).next, head, "a sibling names the next one");
             (*frame(prev)).next = next;
         }
         if next != NIL {

@@ -70,6 +70,7 @@ impl FreeRuns {
 
     /// Writes a run's first and last frame, and puts it into its bin.
     fn insert(&mut self, head: u32, granules: u32, state: State) {
+        debug_assert!(granules > 0 && granules <= u32::from(u16::MAX));
         // SAFETY: the run lies in a region, no caller of the arena has it, and the lock is held.
         unsafe {
             let run = at(head);
@@ -86,6 +87,8 @@ impl FreeRuns {
         // arena's.
         unsafe {
             let (granules, state) = (u32::from(at(head).granules), at(head).state);
+            debug_assert!(state != State::Busy && state == at(head + granules - 1).state);
+            debug_assert_eq!(head, at(head + granules - 1).head);
             self.bins(state, window::is_dense(head)).remove(head);
             at(head).state = State::Busy;
             at(head + granules - 1).state = State::Busy;
@@ -100,6 +103,9 @@ impl FreeRuns {
     /// unused ages, even if pieces at its edges are taken and come back.
     pub(super) fn free(&mut self, head: u32, granules: u32, state: State, now: u32) -> u32 {
         let (mut start, mut end) = (head, head + granules);
+        debug_assert!(granules > 0 && state != State::Busy);
+        // SAFETY: the granules lie in a region, because the caller had this run.
+        debug_assert!(unsafe { state_of(head) == State::Busy && state_of(end - 1) == State::Busy });
         // The length of the largest part, and the neighbour that is this part. `NIL` stands for the
         // run that is freed.
         let (mut largest, mut elder) = (granules, NIL);
@@ -182,6 +188,7 @@ impl FreeRuns {
         // SAFETY: the run is free, and the lock is held.
         let state = unsafe { at(head).state };
         let (end, rest) = (head + self.remove(head), first + granules);
+        debug_assert!(granules > 0 && first >= head && rest <= end);
         if first > head {
             self.insert(head, first - head, state);
         }
@@ -274,6 +281,7 @@ impl FreeRuns {
         if head == NIL {
             return None;
         }
+        debug_assert!(matches!(self.run_at(head), Some((State::Dirty, _))));
         // SAFETY: the list by age has free runs only, and the lock is held.
         let stamp = unsafe { at(head).stamp };
         if until.is_some_and(|until| (until.wrapping_sub(stamp) as i32) < 0) {
@@ -331,6 +339,8 @@ impl FreeRuns {
     fn unlink_age(&mut self, head: u32) {
         // SAFETY: the run is in the list by age, and the lock is held.
         let (older, newer) = unsafe { (at(head).older, at(head).newer) };
+        debug_assert_eq!(*self.newer_of(older), head);
+        debug_assert_eq!(*self.older_of(newer), head);
         *self.newer_of(older) = newer;
         *self.older_of(newer) = older;
     }
@@ -339,6 +349,8 @@ impl FreeRuns {
     fn rename(&mut self, from: u32, to: u32) {
         // SAFETY: `from` is in the list by age, and the lock is held.
         let (older, newer, stamp) = unsafe { (at(from).older, at(from).newer, at(from).stamp) };
+        debug_assert_eq!(*self.newer_of(older), from);
+        debug_assert_eq!(*self.older_of(newer), from);
         // SAFETY: `to` is a free run, and the lock is held.
         let run = unsafe { at(to) };
         (run.older, run.newer, run.stamp) = (older, newer, stamp);
