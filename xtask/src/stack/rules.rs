@@ -184,9 +184,14 @@ const POINTERS: &[(&str, &[&str])] = &[
             "pinfold_malloc::profiled::look",
         ],
     ),
+    // The server of requests, which `control` hands to `live`.
+    (
+        "pinfold_malloc::live::look",
+        &["pinfold_malloc::control::serve"],
+    ),
     // The functions of the settings load or store a few words. They use less stack than what else
     // a request may ask for.
-    ("pinfold_malloc::live::look", &[]),
+    ("pinfold_malloc::control::serve", &[]),
     // Constructors of objects are the program's own code.
     (
         "pinfold::slab::handler_frees::<impl pinfold::slab::node::Node>::take_back",
