@@ -57,7 +57,7 @@ use pinfold::shepherd::{self, Automatic, Running, Shepherd};
 use pinfold::topology::{self, CpuSet};
 
 /// The environment variable that says when there is a shepherd: `auto`, `on`, `off`, or a number. A
-/// number means `on`, with so many milliseconds between ticks.
+/// number means `on`, and is the milliseconds between ticks.
 pub const VARIABLE: &str = "PINFOLD_SHEPHERD";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -67,8 +67,8 @@ static MAILBOX: AtomicPtr<Mailbox> = AtomicPtr::new(null_mut());
 /// This process's number. 0 before the start, or if the C library does not tell it.
 static PID: AtomicU32 = AtomicU32::new(0);
 
-/// The descriptors are moved to the first free numbers from this one on. A process that may not
-/// have so many descriptors has no segment, because it may need all of them itself.
+/// The descriptors are moved to the first free numbers from this one on. A process with a lower
+/// limit on descriptors has no segment, because it may need all of them itself.
 const HIGH: libc::rlim_t = 240;
 
 /// Makes the process's mark, mailbox and segment. Changes nothing if the system refuses. Runs at

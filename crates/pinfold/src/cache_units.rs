@@ -108,8 +108,8 @@ impl CacheId {
         }
     }
 
-    /// Returns the number at position `nth`, counted from 0, or `None` if there are not so many
-    /// numbers. The numbers of the size classes come first.
+    /// Returns the number at position `nth`, counted from 0, or `None` if there are fewer numbers.
+    /// The numbers of the size classes come first.
     pub(crate) fn nth(nth: usize) -> Option<CacheId> {
         (nth < MAX_CACHES - FIRST).then(|| CacheId((FIRST + nth) as u16))
     }

@@ -202,8 +202,8 @@ fn clean_run(arena: &mut Arena, node: usize, granules: u32, room: u32) -> Option
 }
 
 /// Maps the granules of a run whose pages have moved away, and makes them a clean run. If they
-/// stayed unmapped, each of these holes would split a mapping, and the kernel allows a process only
-/// so many.
+/// stayed unmapped, each of these holes would split a mapping, and the kernel limits how many
+/// mappings a process has.
 ///
 /// In a signal handler that interrupted the lock's holder, and while another thread forks, the lock
 /// cannot be taken. The arena then never uses these addresses again.

@@ -85,7 +85,7 @@ const PATIENCE: u32 = 20_000;
 const BETWEEN_LOOKS: u32 = 100;
 /// The most rounds of one exchange. Each round but the first means that the program has set an
 /// action within the last microsecond. Only a system that returns other actions than those that
-/// were set needs so many rounds.
+/// were set needs this many rounds.
 const ROUNDS: u32 = 1000;
 
 fn replaced(nth: usize) -> *mut libc::sigaction {
