@@ -271,7 +271,6 @@ impl<T> RefUnwindSafe for Cache<T> {}
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum TryAllocError<E> {
     /// The system has no memory. The constructor was not called.
     NoMemory,
