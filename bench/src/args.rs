@@ -2,6 +2,7 @@
 
 use crate::counter::subjects::Name as CounterName;
 use crate::memory::Variant;
+use crate::results::Output;
 use crate::subjects::SubjectName;
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use pinfold_lab::Scenario;
@@ -29,6 +30,8 @@ pub enum Command {
     Percpu(PercpuArgs),
     /// Time and memory of whole programs that run on each allocator by LD_PRELOAD.
     Whole(WholeArgs),
+    /// Draws the single-threaded figures of a file that `slab --save` wrote, as SVG.
+    Plot(PlotArgs),
     /// Measures the cells that standard input names; started by `slab`.
     #[command(hide = true)]
     SlabChild(SlabChildArgs),
@@ -72,12 +75,9 @@ pub struct SlabArgs {
     /// The parameters that parent and child processes share.
     #[command(flatten)]
     pub setup: Setup,
-    /// Print one JSON object instead of tables.
-    #[arg(long)]
-    pub json: bool,
-    /// Save every round's figures below bench/runs/.
-    #[arg(long)]
-    pub save: bool,
+    /// How the results are delivered.
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// The parameters of measuring cells, which must be the same in every process.
@@ -89,6 +89,15 @@ pub struct Setup {
     /// Use at most this many CPUs (default: all that the process may run on).
     #[arg(long, value_name = "CPUS", value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
+}
+
+/// Arguments of `plot`.
+#[derive(Debug, ClapArgs)]
+pub struct PlotArgs {
+    /// The saved file.
+    pub run: PathBuf,
+    /// The SVG file to write.
+    pub picture: PathBuf,
 }
 
 /// Arguments of the process that measures for `slab`.
@@ -128,12 +137,9 @@ pub struct MemoryArgs {
     /// Seconds that a subject may take before it is left out.
     #[arg(long, default_value_t = 30)]
     pub limit: u32,
-    /// Print one JSON object instead of a table.
-    #[arg(long)]
-    pub json: bool,
-    /// Save the figures below bench/runs/.
-    #[arg(long)]
-    pub save: bool,
+    /// How the results are delivered.
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// Arguments of the process that measures for `memory`.
@@ -176,12 +182,9 @@ pub struct CounterArgs {
     /// Number of counters made to measure their memory.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub counters: u32,
-    /// Print one JSON object instead of tables.
-    #[arg(long)]
-    pub json: bool,
-    /// Save every round's figures below bench/runs/.
-    #[arg(long)]
-    pub save: bool,
+    /// How the results are delivered.
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// Arguments of the process that measures memory for `counter`.
@@ -201,12 +204,9 @@ pub struct PercpuArgs {
     /// Number of times each operation is measured; the result is the median.
     #[arg(long, default_value_t = 51, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Print one JSON object instead of a table.
-    #[arg(long)]
-    pub json: bool,
-    /// Save every round's figures below bench/runs/.
-    #[arg(long)]
-    pub save: bool,
+    /// How the results are delivered.
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// Arguments of `whole`.
@@ -243,12 +243,9 @@ pub struct WholeArgs {
     /// Folder for libraries, loads and input (default: target/whole).
     #[arg(long, value_name = "FOLDER")]
     pub cache: Option<PathBuf>,
-    /// Print one JSON object instead of tables.
-    #[arg(long)]
-    pub json: bool,
-    /// Save every round's figures below bench/runs/.
-    #[arg(long)]
-    pub save: bool,
+    /// How the results are delivered.
+    #[command(flatten)]
+    pub output: Output,
     /// Draw time against memory into this SVG file.
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,

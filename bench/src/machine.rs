@@ -3,22 +3,19 @@
 use crate::built::Built;
 use pinfold_lab::machine::{self, line};
 use serde::Serialize;
+use std::fmt;
 
 /// What a reader needs to judge the results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     #[serde(flatten)]
-    facts: machine::Machine,
-    /// Ticks per second of the counter that measures cycles.
-    pub tsc_hz: u64,
+    pub facts: machine::Machine,
     /// The governor of the CPU's frequency, if the system shows it.
     #[serde(skip_serializing_if = "Option::is_none")]
     governor: Option<String>,
     /// When the kernel uses transparent huge pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     transparent_huge_pages: Option<String>,
-    /// How Pinfold reaches its per-CPU memory.
-    pinfold_backend: &'static str,
     /// How the peers were built.
     #[serde(flatten)]
     built: Built,
@@ -27,15 +24,12 @@ pub struct Machine {
 impl Machine {
     /// Reads the facts. Takes 50 ms if the counter does not state its rate.
     pub fn read() -> Machine {
-        let facts = machine::Machine::read();
         Machine {
-            tsc_hz: facts.tsc_hz,
+            facts: machine::Machine::read(),
             governor: line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             transparent_huge_pages: line("/sys/kernel/mm/transparent_hugepage/enabled")
                 .and_then(|modes| Some(modes.split_once('[')?.1.split_once(']')?.0.to_owned())),
-            pinfold_backend: facts.backend,
             built: Built::read(),
-            facts,
         }
     }
 
@@ -45,10 +39,12 @@ impl Machine {
             eprintln!("{warning}");
         }
     }
+}
 
-    /// Formats a line for people.
-    pub fn describe(&self) -> String {
+/// A line for people.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let governor = self.governor.as_deref().unwrap_or("unknown");
-        self.facts.describe(&format!(", governor {governor}"))
+        write!(f, "{}, governor {governor}", self.facts)
     }
 }

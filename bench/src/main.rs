@@ -11,8 +11,7 @@ mod counter;
 mod machine;
 mod memory;
 mod percpu;
-mod report;
-mod rows;
+mod results;
 mod runner;
 mod slab;
 mod subjects;
@@ -26,6 +25,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Slab(args) => slab::run(&args).map(done),
+        Command::Plot(args) => slab::plot_saved(&args).map(done),
         Command::Memory(args) => memory::run(&args).map(done),
         Command::Counter(args) => counter::run(&args).map(done),
         Command::Percpu(args) => percpu::run(&args).map(done),

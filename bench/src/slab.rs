@@ -1,17 +1,22 @@
-//! The slab command: measures all cells and subjects in rounds, then prints the results.
+//! The slab command: measures all cells and subjects in rounds, then delivers the results.
 
-use crate::args::SlabArgs;
+use crate::args::{PlotArgs, SlabArgs};
 use crate::child::{self, Child};
 use crate::machine::Machine;
-use crate::report;
-use crate::rows::{self, Row, Rows};
-use crate::runner::{self, Cell, Runner};
+use crate::runner::{self, Cell, OBJECTS, Runner};
 use crate::subjects::SubjectName;
-use anyhow::{Result, ensure};
-use pinfold_lab::{Pool, Scenario};
+use crate::summary;
+use anyhow::{Context, Result, ensure};
+use pinfold_lab::bench::slab::{self, Test, draw, side_by_side, slab_test};
+use pinfold_lab::{Pool, output, stats};
+use serde::Deserialize;
+use std::fs;
 use std::rc::Rc;
 
-/// Measures as `args` say, and prints the result.
+/// The results of all subjects.
+pub type Rows = slab::Rows<SubjectName>;
+
+/// Measures as `args` say, and delivers the results.
 pub fn run(args: &SlabArgs) -> Result<()> {
     let pool = args.setup.pool()?;
     let cells = cells(args, pool.len());
@@ -21,7 +26,7 @@ pub fn run(args: &SlabArgs) -> Result<()> {
     );
     let mut runners = start_all(args, &pool, cells[0])?;
 
-    let mut rows = Rows::new();
+    let mut rows = Rows::default();
     for round in 0..args.rounds as usize {
         for &cell in &cells {
             let threads = cell.scenario.threads(pool.len());
@@ -35,26 +40,55 @@ pub fn run(args: &SlabArgs) -> Result<()> {
                 };
                 let (subject, runner) = &mut runners[place];
                 for timing in runner.measure(cell)? {
-                    rows.add(*subject, cell, timing, threads);
+                    rows.add(
+                        *subject,
+                        Test::Of(cell.scenario),
+                        cell.size,
+                        timing,
+                        threads,
+                    );
                 }
             }
         }
     }
     drop(runners);
 
-    let machine = Machine::read();
-    machine.warn();
-    if args.save {
-        let path = rows::save("slab", &machine, rows.rows())?;
-        eprintln!("saved: {}", path.display());
+    (args.output).deliver("slab", &Machine::read(), &rows.0, || text(&rows, args))
+}
+
+/// Formats slab_test's tables for Pinfold, then all subjects side by side, then the summary.
+fn text(rows: &Rows, args: &SlabArgs) -> String {
+    let (rounds, warmup) = (args.rounds, args.setup.warmup);
+    let mut text = format!(
+        "Medians of {rounds} rounds, {warmup} untimed pass(es) before each; cycles are ticks of the counter.\n"
+    );
+    text += &slab_test(
+        rows,
+        SubjectName::PinfoldCache,
+        "a KmemCache, inlined",
+        OBJECTS,
+    );
+    text += &slab_test(rows, SubjectName::PinfoldMalloc, "malloc and free", OBJECTS);
+    text += &side_by_side(rows, &rows.subjects());
+    if rows.0.iter().any(|row| stats::is_doubtful(&row.rounds)) {
+        text = text + "\n" + stats::DOUBTFUL;
     }
-    if args.json {
-        let medians: Vec<_> = rows.rows().iter().map(Row::without_rounds).collect();
-        rows::print_json("slab", &machine, &medians)
-    } else {
-        report::print(&machine, &rows, args);
-        Ok(())
-    }
+    text + &summary::text(rows)
+}
+
+/// A file that `--save` wrote.
+#[derive(Deserialize)]
+struct Saved {
+    rows: Rows,
+}
+
+/// Draws the figures of a saved file.
+pub fn plot_saved(args: &PlotArgs) -> Result<()> {
+    let run = &args.run;
+    let text = fs::read_to_string(run).with_context(|| format!("reading {}", run.display()))?;
+    let saved: Saved = serde_json::from_str(&text)
+        .with_context(|| format!("{} is no file that slab --save wrote", run.display()))?;
+    output::write("the plot", &args.picture, draw(&saved.rows)?.as_bytes())
 }
 
 /// Returns the cells in the order of measurement.
@@ -96,12 +130,4 @@ fn start_all(args: &SlabArgs, pool: &Rc<Pool>, first: Cell) -> Result<Vec<Named>
         }
     }
     Ok(runners)
-}
-
-/// Returns the scenarios among `rows`, each once, in their order of declaration.
-pub fn scenarios(rows: &Rows) -> Vec<Scenario> {
-    let mut scenarios: Vec<_> = rows.rows().iter().map(|row| row.scenario).collect();
-    scenarios.sort_unstable();
-    scenarios.dedup();
-    scenarios
 }

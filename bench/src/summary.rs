@@ -1,8 +1,8 @@
 //! The summary: Pinfold's cycles divided by those of the best peer in the same cell.
 
-use crate::rows::Rows;
-use crate::slab::scenarios;
+use crate::slab::Rows;
 use crate::subjects::SubjectName;
+use pinfold_lab::bench::slab::Test;
 use pinfold_lab::{Op, Scenario, stats};
 
 /// The largest size that the targets cover.
@@ -11,7 +11,7 @@ const LARGEST: usize = 4096;
 /// A cell compared with its best peer.
 #[derive(Clone, Debug)]
 struct Ratio {
-    scenario: Scenario,
+    scenario: Test,
     op: Op,
     size: usize,
     ratio: f64,
@@ -19,45 +19,43 @@ struct Ratio {
     is_doubtful: bool,
 }
 
-/// Prints a line for each of Pinfold's subjects, scenario and operation, and one for each target.
-pub fn print(rows: &Rows) {
+/// Formats a line for each of Pinfold's subjects, scenario and operation, and one for each target.
+pub fn text(rows: &Rows) -> String {
+    let mut text = String::new();
     for subject in [SubjectName::PinfoldCache, SubjectName::PinfoldMalloc] {
         let all = ratios(rows, subject);
         if all.is_empty() {
             continue;
         }
-        println!(
-            "\n{subject} / the best peer of each cell, sizes to {LARGEST}: geometric mean, worst cell"
+        text += &format!(
+            "\n{subject} / the best peer of each cell, sizes to {LARGEST}: geometric mean, worst cell\n"
         );
-        for scenario in scenarios(rows) {
-            for &op in scenario.operations() {
-                let name = format!("{}, {}", scenario.name(), op.name());
-                line(&name, &all, |ratio| {
-                    (ratio.scenario, ratio.op) == (scenario, op)
-                });
-            }
+        for of in rows.operations() {
+            let name = format!("{}, {}", of.0.name(), of.1.name());
+            text += &line(&name, &all, |ratio| (ratio.scenario, ratio.op) == of);
         }
         let is_single = |ratio: &Ratio| ratio.scenario.least_threads() == 1;
         let (mean, cell) = match subject {
             SubjectName::PinfoldCache => (0.8, Some(1.1)),
             _ => (1.0, None),
         };
-        target("one thread", &all, mean, cell, is_single);
+        text += &target("one thread", &all, mean, cell, is_single);
         if subject == SubjectName::PinfoldCache {
-            target("all scenarios", &all, 0.75, Some(1.0), |_| true);
+            text += &target("all scenarios", &all, 0.75, Some(1.0), |_| true);
         }
         for scenario in [Scenario::Remote, Scenario::OneToN] {
-            target(scenario.name(), &all, 1.0, None, |ratio| {
-                ratio.scenario == scenario
+            text += &target(scenario.name(), &all, 1.0, None, |ratio| {
+                ratio.scenario == Test::Of(scenario)
             });
         }
     }
+    text
 }
 
 fn ratios(rows: &Rows, subject: SubjectName) -> Vec<Ratio> {
-    let ours = (rows.rows().iter()).filter(|row| row.subject == subject && row.size <= LARGEST);
+    let ours = (rows.0.iter()).filter(|row| row.subject == subject && row.size <= LARGEST);
     ours.filter_map(|row| {
-        let peers = (rows.rows().iter()).filter(|peer| {
+        let peers = (rows.0.iter()).filter(|peer| {
             !peer.subject.is_pinfold()
                 && (peer.scenario, peer.size, peer.op) == (row.scenario, row.size, row.op)
         });
@@ -68,19 +66,19 @@ fn ratios(rows: &Rows, subject: SubjectName) -> Vec<Ratio> {
             size: row.size,
             ratio: row.cycles / best.cycles,
             peer: best.subject,
-            is_doubtful: row.is_doubtful() || best.is_doubtful(),
+            is_doubtful: stats::is_doubtful(&row.rounds) || stats::is_doubtful(&best.rounds),
         })
     })
     .collect()
 }
 
-fn line(name: &str, all: &[Ratio], belongs: impl Fn(&Ratio) -> bool) {
-    if let Some((mean, worst)) = mean_and_worst(all, belongs) {
-        println!("  {name:<16} {mean:>5.2}   {}", describe(&worst));
-    }
+fn line(name: &str, all: &[Ratio], belongs: impl Fn(&Ratio) -> bool) -> String {
+    mean_and_worst(all, belongs).map_or_else(String::new, |(mean, worst)| {
+        format!("  {name:<16} {mean:>5.2}   {}\n", describe(&worst))
+    })
 }
 
-/// Prints whether the mean is within its bound, and whether each cell is, if there is a bound for
+/// Formats whether the mean is within its bound, and whether each cell is, if there is a bound for
 /// cells.
 fn target(
     name: &str,
@@ -88,23 +86,17 @@ fn target(
     mean_bound: f64,
     cell_bound: Option<f64>,
     belongs: impl Fn(&Ratio) -> bool,
-) {
+) -> String {
     let Some((mean, worst)) = mean_and_worst(all, belongs) else {
-        return;
+        return String::new();
     };
     let verdict = |holds: bool| if holds { "met" } else { "missed" };
-    print!(
-        "  target {name}: mean {mean:.2}, at most {mean_bound:.1}: {}",
-        verdict(mean <= mean_bound)
-    );
-    if let Some(bound) = cell_bound {
-        print!(
-            "; {}, at most {bound:.1}: {}",
-            describe(&worst),
-            verdict(worst.ratio <= bound)
-        );
-    }
-    println!();
+    let cells = cell_bound.map_or_else(String::new, |bound| {
+        let (worst, verdict) = (describe(&worst), verdict(worst.ratio <= bound));
+        format!("; {worst}, at most {bound:.1}: {verdict}")
+    });
+    let verdict = verdict(mean <= mean_bound);
+    format!("  target {name}: mean {mean:.2}, at most {mean_bound:.1}: {verdict}{cells}\n")
 }
 
 fn mean_and_worst(all: &[Ratio], belongs: impl Fn(&Ratio) -> bool) -> Option<(f64, Ratio)> {
@@ -129,12 +121,11 @@ fn describe(worst: &Ratio) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::runner::Cell;
     use pinfold_lab::Timing;
 
     #[test]
     fn each_cell_is_compared_with_its_own_best_peer() {
-        let mut rows = Rows::new();
+        let mut rows = Rows::default();
         for (subject, size, cycles) in [
             (SubjectName::PinfoldCache, 8, 4.0),
             (SubjectName::PinfoldMalloc, 8, 1.0),
@@ -146,17 +137,12 @@ mod tests {
             (SubjectName::PinfoldCache, 8192, 100.0),
             (SubjectName::Glibc, 8192, 1.0),
         ] {
-            let cell = Cell {
-                scenario: Scenario::Pair,
-                size,
-            };
+            let op = Op::Pair;
             rows.add(
                 subject,
-                cell,
-                Timing {
-                    op: Op::Pair,
-                    cycles,
-                },
+                Test::Of(Scenario::Pair),
+                size,
+                Timing { op, cycles },
                 1,
             );
         }

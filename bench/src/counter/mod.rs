@@ -46,23 +46,13 @@ pub struct Measured {
     pub rows: Vec<Row>,
 }
 
-/// Measures as `args` say, and prints the result.
+/// Measures as `args` say, and delivers the results.
 pub fn run(args: &CounterArgs) -> Result<()> {
     settle_index();
     let measured = measure(args)?;
-    measured.machine.warn();
     print::missing(&measured);
-    if args.save {
-        let path = crate::rows::save("counter", &measured.machine, &measured.rows)?;
-        eprintln!("saved: {}", path.display());
-    }
-    if args.json {
-        let rows: Vec<_> = measured.rows.iter().map(Row::without_rounds).collect();
-        crate::rows::print_json("counter", &measured.machine, &rows)
-    } else {
-        print::print(&measured);
-        Ok(())
-    }
+    let text = || print::text(&measured);
+    (args.output).deliver("counter", &measured.machine, &measured.rows, text)
 }
 
 fn measure(args: &CounterArgs) -> Result<Measured> {
@@ -100,7 +90,7 @@ fn measure(args: &CounterArgs) -> Result<Measured> {
     let (mut rows, cpus) = (bench.rows, bench.cpus.len());
     let machine = Machine::read();
     for row in &mut rows {
-        row.settle(machine.tsc_hz as f64);
+        row.settle(machine.facts.tsc_hz as f64);
     }
     rows.extend(memory::rows(&subjects, args.counters, cpus)?);
     rows.extend(goals::rows(&rows, &threads));

@@ -5,10 +5,11 @@ use pinfold_lab::stats;
 use serde::Serialize;
 
 /// The operation of a row.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
     /// Adding 1.
+    #[default]
     Add,
     /// Summing the shards.
     Sum,
@@ -19,7 +20,7 @@ pub enum Op {
 }
 
 /// One result. Fields that do not apply to the operation are absent.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
     pub subject: &'static str,
     pub op: Op,
@@ -62,19 +63,7 @@ impl Row {
         Row {
             subject,
             op,
-            threads: None,
-            summing: None,
-            shards: None,
-            counters: None,
-            ns_per_op: None,
-            cycles: None,
-            bytes: None,
-            how: None,
-            goal: None,
-            ratio: None,
-            limit: None,
-            met: None,
-            rounds: Vec::new(),
+            ..Row::default()
         }
     }
 
@@ -90,11 +79,13 @@ impl Row {
         (self.ns_per_op, self.cycles) = (Some(round(ns)), Some(round(cycles)));
     }
 
-    /// Returns the row as printed by `--json`.
-    pub fn without_rounds(&self) -> Row {
-        Row {
-            rounds: Vec::new(),
-            ..self.clone()
+    /// Formats the cycles and the nanoseconds, with a mark if they are doubtful.
+    pub fn figure(&self) -> String {
+        match (self.cycles, self.ns_per_op) {
+            (Some(cycles), Some(ns)) => {
+                format!("{} ({ns:.2})", stats::marked(cycles, 1, &self.rounds))
+            }
+            _ => "-".to_owned(),
         }
     }
 
@@ -136,8 +127,8 @@ mod tests {
         row.rounds = vec![2.0, 1.0, 3.0];
         row.settle(2.5e9);
         assert_eq!(
-            serde_json::to_string(&row.without_rounds()).unwrap(),
-            r#"{"subject":"pinfold-event","op":"add","threads":2,"counters":1,"ns_per_op":2.0,"cycles":5.0}"#
+            serde_json::to_string(&row).unwrap(),
+            r#"{"subject":"pinfold-event","op":"add","threads":2,"counters":1,"ns_per_op":2.0,"cycles":5.0,"rounds":[2.0,1.0,3.0]}"#
         );
         assert_eq!(add(&[row], Name::PinfoldEvent, 2), Some(5.0));
     }

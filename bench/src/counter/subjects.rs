@@ -1,55 +1,30 @@
 //! The counters: Pinfold's, plain atomics, and the strongest peers, behind one trait.
 
-use clap::ValueEnum;
 use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::vmstat::{Item, VmStat, Zone};
-use serde::Serialize;
 use std::cell::Cell;
-use std::fmt;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-/// The subjects.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Name {
-    /// `EventCounter::inc`.
-    PinfoldEvent,
-    /// `PerCpuCounter::inc`.
-    Pinfold,
-    /// `VmStat::inc`.
-    Vmstat,
-    /// One `AtomicI64` for all threads.
-    Atomic,
-    /// An `AtomicI64` for each thread, 128 bytes apart: the cost of a locked add without
-    /// contention.
-    AtomicOwn,
-    /// fast-telemetry's `Counter::inc`.
-    FastTelemetry,
-    /// fast-counter's `ConcurrentCounter::add`.
-    FastCounter,
-    /// A `Cell<i64>` of the thread, which no other thread can read: the lower bound.
-    ThreadLocal,
-}
-
-impl Name {
-    /// Returns the name used on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Name::PinfoldEvent => "pinfold-event",
-            Name::Pinfold => "pinfold",
-            Name::Vmstat => "vmstat",
-            Name::Atomic => "atomic",
-            Name::AtomicOwn => "atomic-own",
-            Name::FastTelemetry => "fast-telemetry",
-            Name::FastCounter => "fast-counter",
-            Name::ThreadLocal => "thread-local",
-        }
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
+pinfold_lab::names! {
+    /// The subjects.
+    pub enum Name {
+        /// `EventCounter::inc`.
+        PinfoldEvent = "pinfold-event",
+        /// `PerCpuCounter::inc`.
+        Pinfold = "pinfold",
+        /// `VmStat::inc`.
+        Vmstat = "vmstat",
+        /// One `AtomicI64` for all threads.
+        Atomic = "atomic",
+        /// An `AtomicI64` for each thread, 128 bytes apart: the cost of a locked add without
+        /// contention.
+        AtomicOwn = "atomic-own",
+        /// fast-telemetry's `Counter::inc`.
+        FastTelemetry = "fast-telemetry",
+        /// fast-counter's `ConcurrentCounter::add`.
+        FastCounter = "fast-counter",
+        /// A `Cell<i64>` of the thread, which no other thread can read: the lower bound.
+        ThreadLocal = "thread-local",
     }
 }
 
@@ -69,38 +44,6 @@ pub trait Subject: Sync + Sized {
     fn sum(&self) -> i64;
 }
 
-impl Subject for EventCounter {
-    fn new(_: usize) -> Self {
-        EventCounter::new()
-    }
-
-    #[inline(always)]
-    fn adder(&self, _: usize) -> impl Fn() {
-        || self.inc()
-    }
-
-    #[inline(always)]
-    fn sum(&self) -> i64 {
-        self.sum().cast_signed()
-    }
-}
-
-impl Subject for PerCpuCounter {
-    fn new(_: usize) -> Self {
-        PerCpuCounter::new()
-    }
-
-    #[inline(always)]
-    fn adder(&self, _: usize) -> impl Fn() {
-        || self.inc()
-    }
-
-    #[inline(always)]
-    fn sum(&self) -> i64 {
-        self.sum()
-    }
-}
-
 /// The only item of [`VmStat`] here.
 #[derive(Clone, Copy)]
 pub struct Event;
@@ -113,39 +56,67 @@ impl Item for Event {
     }
 }
 
-impl Subject for VmStat<Event> {
-    fn new(_: usize) -> Self {
-        VmStat::new()
-    }
+/// Implements [`Subject`] for a counter: how it is made, how 1 is added, and its sum.
+macro_rules! subject {
+    ($counter:ty, $shards:pat => $new:expr, $this:ident => $add:expr, $sum:expr) => {
+        impl Subject for $counter {
+            fn new($shards: usize) -> Self {
+                $new
+            }
 
-    #[inline(always)]
-    fn adder(&self, _: usize) -> impl Fn() {
-        || self.inc(Zone::normal(0), Event)
-    }
+            #[inline(always)]
+            fn adder(&self, _: usize) -> impl Fn() {
+                let $this = self;
+                move || {
+                    $add;
+                }
+            }
 
-    #[inline(always)]
-    fn sum(&self) -> i64 {
-        self.snapshot(Event)
-    }
-}
-
-impl Subject for AtomicI64 {
-    fn new(_: usize) -> Self {
-        AtomicI64::new(0)
-    }
-
-    #[inline(always)]
-    fn adder(&self, _: usize) -> impl Fn() {
-        || {
-            self.fetch_add(1, Relaxed);
+            #[inline(always)]
+            fn sum(&self) -> i64 {
+                let $this = self;
+                $sum
+            }
         }
-    }
-
-    #[inline(always)]
-    fn sum(&self) -> i64 {
-        self.load(Relaxed)
-    }
+    };
 }
+
+subject!(
+    EventCounter,
+    _ => EventCounter::new(),
+    this => this.inc(),
+    EventCounter::sum(this).cast_signed()
+);
+subject!(
+    PerCpuCounter,
+    _ => PerCpuCounter::new(),
+    this => this.inc(),
+    PerCpuCounter::sum(this)
+);
+subject!(
+    VmStat<Event>,
+    _ => VmStat::new(),
+    this => this.inc(Zone::normal(0), Event),
+    this.sum(Event)
+);
+subject!(
+    AtomicI64,
+    _ => AtomicI64::new(0),
+    this => this.fetch_add(1, Relaxed),
+    this.load(Relaxed)
+);
+subject!(
+    fast_telemetry::Counter,
+    shards => fast_telemetry::Counter::new(shards),
+    this => this.inc(),
+    fast_telemetry::Counter::sum(this) as i64
+);
+subject!(
+    fast_counter::ConcurrentCounter,
+    shards => fast_counter::ConcurrentCounter::new(shards),
+    this => this.add(1),
+    fast_counter::ConcurrentCounter::sum(this) as i64
+);
 
 /// One atomic for all threads, on its own pair of cache lines.
 #[repr(align(128))]
@@ -183,38 +154,6 @@ impl Subject for AtomicOwn {
     #[inline(always)]
     fn sum(&self) -> i64 {
         self.0.iter().map(Atomic::sum).sum()
-    }
-}
-
-impl Subject for fast_telemetry::Counter {
-    fn new(shards: usize) -> Self {
-        fast_telemetry::Counter::new(shards)
-    }
-
-    #[inline(always)]
-    fn adder(&self, _: usize) -> impl Fn() {
-        || self.inc()
-    }
-
-    #[inline(always)]
-    fn sum(&self) -> i64 {
-        self.sum() as i64
-    }
-}
-
-impl Subject for fast_counter::ConcurrentCounter {
-    fn new(shards: usize) -> Self {
-        fast_counter::ConcurrentCounter::new(shards)
-    }
-
-    #[inline(always)]
-    fn adder(&self, _: usize) -> impl Fn() {
-        || self.add(1)
-    }
-
-    #[inline(always)]
-    fn sum(&self) -> i64 {
-        self.sum() as i64
     }
 }
 

@@ -9,26 +9,25 @@ mod fragmented;
 use crate::args::MemoryArgs;
 use crate::child::command;
 use crate::machine::Machine;
-use crate::rows;
 use crate::subjects::SubjectName;
 use anyhow::{Context, Result, bail, ensure};
-use clap::ValueEnum;
+use pinfold_lab::output::Table;
 use serde::{Deserialize, Serialize};
 use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// What the threads do.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
-pub enum Variant {
-    /// One thread allocates and frees, then the next. Shows what each thread keeps.
-    OneByOne,
-    /// All threads allocate, and only then all free. Also shows what was in use at the same time.
-    AtOnce,
-    /// One thread allocates a million objects of twenty sizes and frees nine in ten, at random.
-    Fragmented,
+pinfold_lab::names! {
+    /// What the threads do.
+    pub enum Variant {
+        /// One thread allocates and frees, then the next. Shows what each thread keeps.
+        OneByOne = "one_by_one",
+        /// All threads allocate, and only then all free. Also shows what was in use at the same
+        /// time.
+        AtOnce = "at_once",
+        /// One thread allocates a million objects of twenty sizes and frees nine in ten, at random.
+        Fragmented = "fragmented",
+    }
 }
 
 impl Variant {
@@ -40,14 +39,6 @@ impl Variant {
             Variant::Fragmented => {
                 "a thread that allocated a million objects of 20 sizes and freed 9 in 10, at random"
             }
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Variant::OneByOne => "one_by_one",
-            Variant::AtOnce => "at_once",
-            Variant::Fragmented => "fragmented",
         }
     }
 }
@@ -72,7 +63,7 @@ struct Row {
     sizes: Sizes,
 }
 
-/// Measures as `args` say, and prints the result.
+/// Measures as `args` say, and delivers the results.
 pub fn run(args: &MemoryArgs) -> Result<()> {
     let mut rows = Vec::new();
     for &variant in &args.variant {
@@ -92,18 +83,7 @@ pub fn run(args: &MemoryArgs) -> Result<()> {
             }
         }
     }
-    let machine = Machine::read();
-    machine.warn();
-    if args.save {
-        let path = rows::save("memory", &machine, &rows)?;
-        eprintln!("saved: {}", path.display());
-    }
-    if args.json {
-        rows::print_json("memory", &machine, &rows)
-    } else {
-        print(&machine, args, &rows);
-        Ok(())
-    }
+    (args.output).deliver("memory", &Machine::read(), &rows, || text(args, &rows))
 }
 
 fn start(args: &MemoryArgs, subject: SubjectName, variant: Variant) -> Result<Sizes> {
@@ -136,37 +116,33 @@ fn wait(process: &mut Child, limit: Duration) -> Result<ExitStatus> {
     bail!("no result within {} s; raise --limit", limit.as_secs())
 }
 
-fn print(machine: &Machine, args: &MemoryArgs, rows: &[Row]) {
-    println!("{}", machine.describe());
-    println!(
-        "Resident memory beyond the baseline, which is the same process before any allocation. In KiB; {} threads.",
+fn text(args: &MemoryArgs, rows: &[Row]) -> String {
+    let mut text = format!(
+        "Resident memory beyond the baseline, which is the same process before any allocation. In KiB; {} threads.\n",
         args.threads
     );
     for &variant in &args.variant {
-        println!("\n{}: {}", variant.name(), variant.describe());
-        println!(
-            "{:<16} {:>10} {:>10} {:>12}",
-            "subject",
-            "baseline",
-            "after 0 s",
-            format!("after {} s", args.settle)
-        );
+        let settled = format!("after {} s", args.settle);
+        let mut table = Table::new(["subject", "baseline", "after 0 s", &settled]);
         for row in rows.iter().filter(|row| row.variant == variant) {
-            println!(
-                "{:<16} {:>10} {:>10} {:>12}",
-                row.subject,
-                row.sizes.baseline_bytes / 1024,
-                row.sizes.rss_bytes / 1024,
-                row.sizes.settled_rss_bytes / 1024
-            );
+            let kib = |bytes: u64| (bytes / 1024).to_string();
+            table.row([
+                row.subject.name().to_owned(),
+                kib(row.sizes.baseline_bytes),
+                kib(row.sizes.rss_bytes),
+                kib(row.sizes.settled_rss_bytes),
+            ]);
         }
-        targets(rows, variant);
+        text += &format!("\n{}: {}\n{table}", variant.name(), variant.describe());
+        text += &targets(rows, variant);
     }
+    text
 }
 
-/// Prints whether Pinfold meets its targets for settled memory: at most half of two peers, or 1.15
+/// Says whether Pinfold meets its targets for settled memory: at most half of two peers, or 1.15
 /// times three peers for fragmented memory.
-fn targets(rows: &[Row], variant: Variant) {
+fn targets(rows: &[Row], variant: Variant) -> String {
+    let mut text = String::new();
     const HALF: [SubjectName; 2] = [SubjectName::Mimalloc, SubjectName::Jemalloc];
     const ALL: [SubjectName; 3] = [
         SubjectName::Mimalloc,
@@ -185,7 +161,9 @@ fn targets(rows: &[Row], variant: Variant) {
         if let (Some(ours), Some(theirs)) = (settled(SubjectName::PinfoldMalloc), settled(peer)) {
             let ratio = ours / theirs;
             let verdict = if ratio <= most { "met" } else { "missed" };
-            println!("target pinfold-malloc / {peer}: {ratio:.3}, at most {most}: {verdict}");
+            text +=
+                &format!("target pinfold-malloc / {peer}: {ratio:.3}, at most {most}: {verdict}\n");
         }
     }
+    text
 }

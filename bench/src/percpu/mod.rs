@@ -10,6 +10,7 @@ use crate::args::PercpuArgs;
 use crate::machine::Machine;
 use anyhow::{Result, ensure};
 use pinfold_lab::machine::settle_index;
+use pinfold_lab::output::Table;
 use pinfold_lab::{cpus, cycles, stats};
 use serde::Serialize;
 use subjects::{OPERATIONS, Subject, TURNS};
@@ -31,7 +32,6 @@ struct Row {
     /// The cycles divided by those of the subject that this one is compared with.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<f64>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     rounds: Vec<f64>,
 }
 
@@ -42,7 +42,7 @@ struct Entry {
     beside: Option<usize>,
 }
 
-/// Measures as `args` say, and prints the result.
+/// Measures as `args` say, and delivers the results.
 pub fn run(args: &PercpuArgs) -> Result<()> {
     settle_index();
     cpus::pin(cpus::current()?)?;
@@ -64,17 +64,8 @@ pub fn run(args: &PercpuArgs) -> Result<()> {
         Err(why) => eprintln!("left out: the sections in C: {why}"),
     }
     let rows = measure(&entries, args.rounds)?;
-    let machine = Machine::read();
-    machine.warn();
-    if args.save {
-        let path = crate::rows::save("percpu", &machine, &rows)?;
-        eprintln!("saved: {}", path.display());
-    }
-    if args.json {
-        return json(&machine, rows);
-    }
-    print(&machine, &entries, &rows, args.rounds);
-    Ok(())
+    let text = || text(&entries, &rows, args.rounds);
+    (args.output).deliver("percpu", &Machine::read(), &rows, text)
 }
 
 fn measure(entries: &[Entry], rounds: u32) -> Result<Vec<Row>> {
@@ -145,41 +136,23 @@ fn right(entry: &Entry, op: usize) -> Result<u64> {
     anyhow::bail!("{name}: {wrong} of {TURNS} results of {op} were wrong, {TRIES} times in turn")
 }
 
-fn json(machine: &Machine, mut rows: Vec<Row>) -> Result<()> {
-    for row in &mut rows {
-        row.rounds.clear();
-    }
-    let output = serde_json::json!({ "bench": "percpu", "machine": machine, "rows": rows });
-    println!("{output}");
-    Ok(())
-}
-
-fn print(machine: &Machine, entries: &[Entry], rows: &[Row], rounds: u32) {
-    println!("{}", machine.describe());
-    println!("cycles per operation on this CPU's copy: medians of {rounds} rounds");
-    print!("{:<13}", "");
+fn text(entries: &[Entry], rows: &[Row], rounds: u32) -> String {
+    let mut columns = vec![""];
     for entry in entries {
-        print!(" {:>16}", entry.name);
-        if entry.beside.is_some() {
-            print!(" {:>8}", "ratio");
-        }
+        columns.push(entry.name);
+        columns.extend(entry.beside.map(|_| "ratio"));
     }
-    println!();
+    let mut table = Table::new(columns);
     for row in rows.chunks(entries.len()) {
-        print!("{:<13}", row[0].op);
+        let mut cells = vec![row[0].op.to_owned()];
         for cell in row {
-            let mark = if stats::is_doubtful(&cell.rounds) {
-                "?"
-            } else {
-                ""
-            };
-            print!(" {:>16}", format!("{:.2}{mark}", cell.cycles));
-            if let Some(ratio) = cell.ratio {
-                print!(" {ratio:>8.3}");
-            }
+            cells.push(stats::marked(cell.cycles, 2, &cell.rounds));
+            cells.extend(cell.ratio.map(|ratio| format!("{ratio:.3}")));
         }
-        println!();
+        table.row(cells);
     }
+    let mut text =
+        format!("cycles per operation on this CPU's copy: medians of {rounds} rounds\n{table}");
     for entry in entries {
         let Some(other) = entry.beside else { continue };
         let of = rows.iter().filter(|row| row.subject == entry.name);
@@ -197,6 +170,7 @@ fn print(machine: &Machine, entries: &[Entry], rows: &[Row], rounds: u32) {
             true => format!("none above {LIMIT}"),
             false => format!("above {LIMIT}: {}", above.join(", ")),
         };
-        println!("{name} / {other}: {mean:.3} on average, {verdict}");
+        text += &format!("{name} / {other}: {mean:.3} on average, {verdict}\n");
     }
+    text
 }

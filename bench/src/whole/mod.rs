@@ -3,11 +3,10 @@
 //!
 //! 1. [`prepare`] makes what a run needs in a cache folder: shared libraries, loads, input.
 //! 2. [`launch`] runs one program once under one subject.
-//! 3. [`rows`] takes the medians of the rounds. [`table`] and [`plot`] show them.
+//! 3. [`rows`] takes the medians of the rounds. [`table`] shows them.
 
 mod input;
 mod launch;
-mod plot;
 mod prepare;
 mod programs;
 mod real;
@@ -18,12 +17,10 @@ mod table;
 
 use crate::args::WholeArgs;
 use crate::machine::Machine;
-use crate::rows as output;
 use anyhow::{Result, ensure};
 use launch::Sample;
 use prepare::Cache;
 use programs::Program;
-use rows::Row;
 use std::collections::HashMap;
 use std::process::ExitCode;
 use subjects::Subject;
@@ -43,8 +40,8 @@ pub struct Settings {
 /// failure.
 type Results = Result<Vec<Sample>, String>;
 
-/// Measures as `args` say, and prints the result. The exit status is a failure if a program failed
-/// under Pinfold.
+/// Measures as `args` say, and delivers the results. The exit status is a failure if a program
+/// failed under Pinfold.
 pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     let programs = programs::choose(&args.programs)?;
     let specs = subjects::parse(&args.subjects, args.pinfold.as_deref())?;
@@ -53,6 +50,9 @@ pub fn run(args: &WholeArgs) -> Result<ExitCode> {
         "a plot shows ratios to {0}: add {0} to --subjects",
         rows::BASE
     );
+    if let Some(path) = &args.plot {
+        pinfold_lab::output::check_writable("the plot", path)?;
+    }
     let cache = Cache::open(args.cache.as_deref())?;
     let subjects = subjects::prepare(&cache, &specs)?;
     let programs = prepare::programs(&cache, programs);
@@ -68,19 +68,10 @@ pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     };
     let results = measure(&cache, &programs, &subjects, settings, args.rounds);
     let rows = rows::all(&programs, &subjects, settings.threads, &results);
-    let machine = Machine::read();
-    if args.save {
-        let path = output::save("whole", &machine, &rows)?;
-        eprintln!("saved: {}", path.display());
-    }
-    if args.json {
-        let rows: Vec<_> = rows.iter().map(Row::without_rounds).collect();
-        output::print_json("whole", &machine, &rows)?;
-    } else {
-        table::print(&machine, &rows, args.rounds);
-    }
+    let text = || table::text(&rows, args.rounds);
+    (args.output).deliver("whole", &Machine::read(), &rows, text)?;
     if let Some(path) = &args.plot {
-        plot::write(path, &rows)?;
+        pinfold_lab::output::write("the plot", path, table::plot(&rows)?.as_bytes())?;
         eprintln!("plotted: {}", path.display());
     }
     let failed = rows.iter().any(|row| row.is_pinfold && row.error.is_some());

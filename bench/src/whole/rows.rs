@@ -28,7 +28,6 @@ pub struct Row {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// The sample of each round.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rounds: Vec<Sample>,
     /// What the program does, for people.
     #[serde(skip)]
@@ -45,16 +44,6 @@ pub struct Spread {
     pub cpu_seconds: [f64; 2],
     pub peak_rss_bytes: [u64; 2],
     pub faults: [u64; 2],
-}
-
-impl Row {
-    /// Returns the row as printed by `--json`.
-    pub fn without_rounds(&self) -> Row {
-        Row {
-            rounds: Vec::new(),
-            ..self.clone()
-        }
-    }
 }
 
 /// The subject that all others are compared with.

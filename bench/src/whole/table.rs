@@ -2,7 +2,9 @@
 
 use super::rows::{self, BASE, Cost, Row};
 use super::subjects::PROFILED;
-use crate::machine::Machine;
+use anyhow::Result;
+use pinfold_lab::figures::{Panels, Plot, Series};
+use pinfold_lab::output::Table;
 
 const MIB: f64 = (1 << 20) as f64;
 /// The bound on a program's time, as a multiple of the best peer's.
@@ -16,109 +18,124 @@ const SMALL: f64 = 10.0 * MIB;
 const TIME_GOAL: f64 = 0.95;
 const MEMORY_GOAL: f64 = 1.0;
 
-/// Prints all results.
-pub fn print(machine: &Machine, rows: &[Row], rounds: u32) {
-    println!("{}", machine.describe());
-    println!(
-        "Medians of {rounds} round(s), with the least and the most in brackets. x {BASE} and x best are ratios to {BASE} and to the best peer of the program."
+/// Formats all results.
+pub fn text(rows: &[Row], rounds: u32) -> String {
+    let mut text = format!(
+        "Medians of {rounds} round(s), with the least and the most in brackets. x {BASE} and x best are ratios to {BASE} and to the best peer of the program.\n"
     );
     for program in rows::programs(rows) {
-        of_program(rows, program);
+        text += &of_program(rows, program);
     }
-    means(rows);
+    text += &means(rows);
     for line in profiles(rows).into_iter().chain(verdicts(rows)) {
-        println!("{line}");
+        text += &(line + "\n");
     }
+    text
 }
 
-fn of_program(rows: &[Row], program: &str) {
-    let of: Vec<_> = rows.iter().filter(|row| row.program == program).collect();
-    let Some(first) = of.first() else { return };
-    println!(
-        "\n{program}: {} ({} thread{})",
-        first.what,
-        first.threads,
-        if first.threads == 1 { "" } else { "s" }
-    );
-    println!(
-        "{:<16} {:>8} {:>17} {:>7} {:>6} {:>8} {:>9} {:>7} {:>6} {:>9} {:>9}",
-        "subject",
-        "seconds",
-        "[spread]",
-        "x glibc",
-        "x best",
-        "cpu s",
-        "peak MiB",
-        "x glibc",
-        "x best",
-        "settled",
-        "faults"
-    );
-    for row in of {
+fn shown(value: Option<f64>, digits: usize) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
+}
+
+fn of_program(rows: &[Row], program: &str) -> String {
+    let mut table = Table::new([
+        "subject", "seconds", "[spread]", "x glibc", "x best", "cpu s", "peak MiB", "x glibc",
+        "x best", "settled", "faults",
+    ]);
+    let (mut heading, mut errors) = (String::new(), String::new());
+    for row in rows.iter().filter(|row| row.program == program) {
+        let plural = if row.threads == 1 { "" } else { "s" };
+        heading = format!(
+            "\n{program}: {} ({} thread{plural})\n",
+            row.what, row.threads
+        );
         if let Some(error) = &row.error {
-            println!("{:<16} ERROR: {error}", row.subject);
+            errors += &format!("{}: ERROR: {error}\n", row.subject);
             continue;
         }
-        let (Some(seconds), Some(cpu), Some(peak), Some(faults), Some(spread)) = (
-            row.seconds,
-            row.cpu_seconds,
-            row.peak_rss_bytes,
-            row.faults,
-            row.spread,
-        ) else {
-            continue;
-        };
         let ratio = |cost: Cost, to: Option<&Row>| {
-            let ratio = to.and_then(|to| Some(cost.of(row)? / cost.of(to)?));
-            ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"))
+            shown(to.and_then(|to| Some(cost.of(row)? / cost.of(to)?)), 2)
         };
         let base = rows::find(rows, program, BASE);
-        println!(
-            "{:<16} {:>8.3} {:>17} {:>7} {:>6} {:>8.3} {:>9.1} {:>7} {:>6} {:>9} {:>9}",
-            row.subject,
-            seconds,
-            format!("[{:.3}, {:.3}]", spread.seconds[0], spread.seconds[1]),
+        let mib = |bytes: Option<u64>| shown(bytes.map(|bytes| bytes as f64 / MIB), 1);
+        let spread = row.spread.map(|spread| spread.seconds);
+        table.row([
+            row.subject.clone(),
+            shown(row.seconds, 3),
+            spread.map_or_else(String::new, |[low, high]| format!("[{low:.3}, {high:.3}]")),
             ratio(Cost::Time, base),
             ratio(Cost::Time, rows::best_peer(rows, program, Cost::Time)),
-            cpu,
-            peak as f64 / MIB,
+            shown(row.cpu_seconds, 3),
+            mib(row.peak_rss_bytes),
             ratio(Cost::Memory, base),
             ratio(Cost::Memory, rows::best_peer(rows, program, Cost::Memory)),
-            row.settled_rss_bytes.map_or_else(
-                || "-".to_owned(),
-                |bytes| format!("{:.1}", bytes as f64 / MIB)
-            ),
-            faults
-        );
+            mib(row.settled_rss_bytes),
+            shown(row.faults.map(|faults| faults as f64), 0),
+        ]);
     }
+    format!("{heading}{table}{errors}")
 }
 
-fn means(rows: &[Row]) {
+fn means(rows: &[Row]) -> String {
     let best = [Cost::Time, Cost::Memory].map(|cost| rows::best_single_peer(rows, cost));
-    println!(
-        "\nGeometric means; the best single peer is {} by time, {} by peak memory",
-        best[0].unwrap_or("-"),
-        best[1].unwrap_or("-")
-    );
-    println!(
-        "{:<16} {:>8} {:>12} {:>12} {:>12} {:>12}",
-        "subject", "programs", "time x glibc", "time x best", "peak x glibc", "peak x best"
-    );
+    let mut table = Table::new([
+        "subject",
+        "programs",
+        "time x glibc",
+        "time x best",
+        "peak x glibc",
+        "peak x best",
+    ]);
     for subject in rows::subjects(rows) {
         let mean = |to: Option<&str>, cost| {
-            let mean = rows::mean_ratio(rows, subject, to?, cost)?.0;
-            Some(format!("{mean:.3}"))
+            shown(
+                to.and_then(|to| Some(rows::mean_ratio(rows, subject, to, cost)?.0)),
+                3,
+            )
         };
-        let shown = |to, cost| mean(to, cost).unwrap_or_else(|| "-".to_owned());
         let count = rows::mean_ratio(rows, subject, BASE, Cost::Time).map_or(0, |(_, count)| count);
-        println!(
-            "{subject:<16} {count:>8} {:>12} {:>12} {:>12} {:>12}",
-            shown(Some(BASE), Cost::Time),
-            shown(best[0], Cost::Time),
-            shown(Some(BASE), Cost::Memory),
-            shown(best[1], Cost::Memory)
-        );
+        table.row([
+            subject.to_owned(),
+            count.to_string(),
+            mean(Some(BASE), Cost::Time),
+            mean(best[0], Cost::Time),
+            mean(Some(BASE), Cost::Memory),
+            mean(best[1], Cost::Memory),
+        ]);
     }
+    let [time, memory] = best.map(|best| best.unwrap_or("-"));
+    format!(
+        "\nGeometric means; the best single peer is {time} by time, {memory} by peak memory\n{table}"
+    )
+}
+
+/// Draws time against memory, relative to the base: a panel of the means, and one for each program.
+pub fn plot(rows: &[Row]) -> Result<String> {
+    let panel = |title, ratio: &dyn Fn(&str, Cost) -> Option<f64>| {
+        let point = |subject| Some((ratio(subject, Cost::Time)?, ratio(subject, Cost::Memory)?));
+        let series = rows::subjects(rows).into_iter().map(|subject| Series {
+            name: subject.to_owned(),
+            points: point(subject).into_iter().collect(),
+        });
+        Plot {
+            title,
+            x: "time / glibc",
+            y: "peak memory / glibc",
+            log_x: false,
+            log_y: false,
+            series: series.collect(),
+        }
+    };
+    let means = |subject: &str, cost| Some(rows::mean_ratio(rows, subject, BASE, cost)?.0);
+    let mut plots = vec![panel("geometric means", &means)];
+    for program in rows::programs(rows) {
+        let of = |subject: &str, cost: Cost| {
+            let base = cost.of(rows::find(rows, program, BASE)?)?;
+            Some(cost.of(rows::find(rows, program, subject)?)? / base)
+        };
+        plots.push(panel(program, &of));
+    }
+    Panels { columns: 3, plots }.svg()
 }
 
 /// Returns a line for each subject with a heap profile: the cost of the profile.
@@ -195,6 +212,17 @@ fn misses(rows: &[Row], subject: &str) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::whole::rows::tests::example;
+
+    #[test]
+    fn the_plot_has_a_point_for_each_subject_that_was_measured() {
+        let picture = plot(&example()).unwrap();
+        // Three means, three subjects of the first program, and two of the second, where the third
+        // subject failed.
+        assert_eq!(picture.matches("<circle").count(), 3 + 3 + 2);
+        for text in ["pinfold-malloc", "mimalloc", "first", "geometric means"] {
+            assert!(picture.lines().any(|line| line == text), "{text}");
+        }
+    }
 
     #[test]
     fn programs_that_miss_their_bounds_are_listed() {

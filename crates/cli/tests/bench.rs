@@ -271,7 +271,7 @@ fn plots_are_svg_files_with_readable_text() {
             &[&COUNTER[..], &["--threads", "1,2", "--subject", "atomic"]].concat(),
             ["threads", "atomic, amount 32768, mmap, summing"],
         ),
-        (&SLAB, ["bytes", "masked-signals, pair"]),
+        (&SLAB, ["pair, pair", "masked-signals"]),
         (
             &[&SLAB[..], &["--scenario", "bulk"]].concat(),
             ["objects per call", "single calls"],

@@ -24,6 +24,7 @@ pub mod cycles;
 pub mod figures;
 pub mod jitter;
 pub mod machine;
+mod names;
 pub mod output;
 mod pool;
 mod scenarios;
@@ -32,6 +33,7 @@ mod subjects;
 mod wait;
 
 pub use machine::Machine;
+pub use names::Name;
 pub use pool::{Desk, Pool};
 pub use scenarios::{Op, Scenario, Timing, at_depth, out_of_memory};
 pub use subjects::{

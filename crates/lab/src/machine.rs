@@ -4,10 +4,9 @@ use crate::cycles;
 use pinfold::counter::EventCounter;
 use pinfold_rseq::{Backend, Index};
 use serde::Serialize;
-use std::fs;
+use std::{fmt, fs};
 
-/// The facts that a reader needs to judge the results. Only those that both programs name alike are
-/// serialised.
+/// The facts that a reader needs to judge the results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Machine {
     /// The CPU's model name.
@@ -20,38 +19,59 @@ pub struct Machine {
     pub kernel: String,
     /// The C library and its version.
     pub libc: String,
-    /// Ticks per second of the counter that measures cycles.
+    /// Millions of ticks per second of the counter that measures cycles.
+    pub tsc_mhz: u64,
+    /// Ticks per second of that counter.
     #[serde(skip)]
     pub tsc_hz: u64,
     /// How Pinfold reaches its per-CPU memory.
-    #[serde(skip)]
     pub backend: &'static str,
 }
 
 impl Machine {
     /// Reads the facts. Takes 50 ms if the counter does not state its rate.
     pub fn read() -> Machine {
+        let tsc_hz = cycles::hertz();
         Machine {
             cpu: cpu_model().unwrap_or_else(|| "unknown".to_owned()),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             architecture: std::env::consts::ARCH,
             kernel: line("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".to_owned()),
             libc: libc_version(),
-            tsc_hz: cycles::hertz(),
+            tsc_mhz: tsc_hz / 1_000_000,
+            tsc_hz,
             backend: backend(),
         }
     }
 
-    /// Formats a line for people. `more` follows the facts about the machine.
-    pub fn describe(&self, more: &str) -> String {
-        format!(
-            "{}, {} CPUs, Linux {}, {}, counter {} MHz{more}, Pinfold on {}",
-            self.cpu,
-            self.cpus,
-            self.kernel,
-            self.libc,
-            self.tsc_hz / 1_000_000,
-            self.backend
+    /// Returns the facts with their names, for people.
+    pub fn facts(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("CPU", format!("{} ({})", self.cpu, self.architecture)),
+            ("CPUs that may be used", self.cpus.to_string()),
+            ("kernel", format!("Linux {}", self.kernel)),
+            ("C library", self.libc.clone()),
+            ("counter", format!("{} MHz", self.tsc_mhz)),
+            ("per-CPU memory by", self.backend.to_owned()),
+        ]
+    }
+}
+
+/// A line for people.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine {
+            cpu,
+            cpus,
+            kernel,
+            libc,
+            tsc_mhz,
+            backend,
+            ..
+        } = self;
+        write!(
+            f,
+            "{cpu}, {cpus} CPUs, Linux {kernel}, {libc}, counter {tsc_mhz} MHz, Pinfold on {backend}"
         )
     }
 }

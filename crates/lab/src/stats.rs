@@ -29,6 +29,16 @@ pub fn is_doubtful(rounds: &[f64]) -> bool {
     spread(rounds) > 0.25
 }
 
+/// What [`marked`] appends, for the end of a table.
+pub const DOUBTFUL: &str =
+    "? doubtful: the middle half of the rounds is wider than a quarter of the median.\n";
+
+/// Formats a figure with `digits` after the point, and with a `?` if its rounds are doubtful.
+pub fn marked(figure: f64, digits: usize, rounds: &[f64]) -> String {
+    let mark = if is_doubtful(rounds) { "?" } else { "" };
+    format!("{figure:.digits$}{mark}")
+}
+
 /// Returns the geometric mean, which is the mean that suits ratios. Returns NaN if there are no
 /// values.
 pub fn geometric_mean(values: &[f64]) -> f64 {

@@ -4,7 +4,7 @@
 mod all;
 mod counter;
 mod pft;
-mod slab;
+pub mod slab;
 mod spinlock;
 mod vmstat;
 
@@ -53,6 +53,14 @@ fn on_own_thread<R: Send>(work: impl FnOnce() -> Result<R> + Send) -> Result<R> 
         let joined = thread.context("starting the measuring thread")?.join();
         joined.unwrap_or_else(|_| bail!("the measuring thread panicked"))
     })
+}
+
+/// Parses seconds of the command line, at most `most`.
+pub(crate) fn seconds(text: &str, most: f64) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if seconds > 0.0 && seconds <= most => Ok(seconds),
+        _ => Err(format!("give a number above 0 and up to {most}")),
+    }
 }
 
 /// Parses a positive number of the command line.

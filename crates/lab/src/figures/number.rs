@@ -1,4 +1,6 @@
-//! Numbers in the form that people read.
+//! Numbers and times in the form that people read.
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Formats a number of rounds: "1 round", "11 rounds".
 pub fn rounds(count: u32) -> String {
@@ -24,9 +26,39 @@ pub fn label(value: f64) -> String {
     format!("{scaled:.digits$}{letter}")
 }
 
+/// Returns the day and the time of day in UTC: `2026-11-23` and `07:30:59`.
+pub fn date(time: SystemTime) -> (String, String) {
+    let seconds = time
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_secs());
+    let is_leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
+    let (mut days, mut year) = (seconds / 86_400, 1970);
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    (
+        format!("{year}-{month:02}-{:02}", days + 1),
+        format!("{hour:02}:{minute:02}:{second:02}"),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn labels_are_short() {
@@ -40,6 +72,18 @@ mod tests {
             (2.5e9, "2.50G"),
         ] {
             assert_eq!(label(value), text);
+        }
+    }
+    #[test]
+    fn dates_are_right() {
+        for (seconds, text) in [
+            (0, "1970-01-01 00:00:00"),
+            (951_782_400, "2000-02-29 00:00:00"),
+            (1_735_689_599, "2024-12-31 23:59:59"),
+            (4_107_542_400, "2100-03-01 00:00:00"),
+        ] {
+            let (day, time) = date(UNIX_EPOCH + Duration::from_secs(seconds));
+            assert_eq!(format!("{day} {time}"), text);
         }
     }
 }

@@ -12,6 +12,8 @@ use std::ops::Range;
 const SIZE: (u32, u32) = (1010, 540);
 /// How much wider a picture with two plots side by side is.
 const PANELS_WIDER: u32 = 250;
+/// Width of a plot that has room for few labels below it.
+const NARROW: u32 = 400;
 /// Width of the legend.
 const LEGEND: i32 = 250;
 const FONT: &str = "sans-serif";
@@ -62,8 +64,13 @@ pub struct Plot<'a> {
     pub series: Vec<Series>,
 }
 
-/// Plots of the same series, two in each row.
-pub struct Panels<'a>(pub Vec<Plot<'a>>);
+/// Plots of the same series side by side.
+pub struct Panels<'a> {
+    /// Number of plots in a row of the picture.
+    pub columns: usize,
+    /// The plots, row by row.
+    pub plots: Vec<Plot<'a>>,
+}
 
 /// Groups of bars: a group for each key, and in each group a bar for each series.
 pub struct Bars<'a> {
@@ -115,9 +122,15 @@ impl Plot<'_> {
         Y::CoordDescType: ValueFormatter<f64>,
     {
         let mut chart = builder(area, self.title).build_cartesian_2d(x, y)?;
+        let labels = if area.dim_in_pixel().0 < NARROW {
+            4
+        } else {
+            10
+        };
         chart
             .configure_mesh()
             .light_line_style(TRANSPARENT)
+            .x_labels(labels)
             .x_desc(self.x)
             .y_desc(self.y)
             .x_label_formatter(&|value| label(*value))
@@ -126,7 +139,11 @@ impl Plot<'_> {
             .draw()?;
         for (at, (series, colour)) in coloured(&self.series).enumerate() {
             let points = self.shown(series);
-            let dots = points.iter().map(|&at| Circle::new(at, 2, colour.filled()));
+            // A line of one point is only its dot.
+            let radius = if points.len() == 1 { 5 } else { 2 };
+            let dots = points
+                .iter()
+                .map(|&at| Circle::new(at, radius, colour.filled()));
             chart.draw_series(dots)?;
             let line = colour.stroke_width(2);
             match DASHES[at / COLOURS.len() % DASHES.len()] {
@@ -141,14 +158,15 @@ impl Plot<'_> {
 impl Panels<'_> {
     /// Draws the plots as SVG.
     pub fn svg(&self) -> Result<String> {
-        let Some(first) = self.0.first() else {
+        let Some(first) = self.plots.first() else {
             bail!("nothing was measured, so there is nothing to plot");
         };
-        let lines = self.0.len().div_ceil(2);
-        let size = (SIZE.0 + PANELS_WIDER, SIZE.1 / 3 * 2 * lines as u32);
+        let lines = self.plots.len().div_ceil(self.columns);
+        let height = SIZE.1 * 4 / 3 / self.columns as u32;
+        let size = (SIZE.0 + PANELS_WIDER, height * lines as u32);
         picture(size, &first.series, |area| {
-            let panels = area.split_evenly((lines, 2));
-            let mut both = self.0.iter().zip(&panels);
+            let panels = area.split_evenly((lines, self.columns));
+            let mut both = self.plots.iter().zip(&panels);
             both.try_for_each(|(plot, area)| plot.draw_in(area))
         })
     }

@@ -1,6 +1,8 @@
 //! The results of one measurement, in all forms that the command can write.
 
-use crate::output::{print, write};
+use super::{Progress, json};
+use crate::Machine;
+use crate::output::{check_writable, print, write};
 use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -8,7 +10,7 @@ use std::path::Path;
 /// The results of one measurement.
 #[derive(Serialize, Deserialize)]
 pub struct Sheet {
-    /// The tables, for people.
+    /// The machine and the tables, for people.
     pub text: String,
     /// One JSON object, for programs.
     pub json: String,
@@ -17,24 +19,48 @@ pub struct Sheet {
 }
 
 impl Sheet {
-    /// Collects the forms of the results.
-    pub fn new(text: String, json: String, picture: Result<String>) -> Sheet {
-        Sheet {
-            text,
-            json,
+    /// Collects the forms of the results of the measurement `bench`. The text begins with a line
+    /// about the machine.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a row has no form in JSON.
+    pub fn new<R: Serialize>(
+        bench: &str,
+        machine: &Machine,
+        rows: &[R],
+        text: &str,
+        picture: Result<String>,
+    ) -> Result<Sheet> {
+        Ok(Sheet {
+            text: format!("{machine}\n{text}"),
+            json: json(bench, machine, rows)?,
             picture: picture.map_err(|error| format!("{error:#}")),
-        }
+        })
     }
 
-    /// Prints the tables, or the JSON object, and writes the plot into a file if one is given.
-    pub fn deliver(&self, json: bool, plot: Option<&Path>) -> Result<()> {
-        print(if json { &self.json } else { &self.text })?;
-        let Some(file) = plot else {
-            return Ok(());
-        };
-        match &self.picture {
-            Ok(picture) => write("the plot", file, picture.as_bytes()),
-            Err(why) => bail!("cannot draw {}: {why}", file.display()),
+    /// Runs the measurement `bench`. Prints the tables, or the JSON object with `as_json`, and
+    /// writes the plot into a file if one is given.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `measure` fails, or the results cannot be written. A file that cannot be written is
+    /// an error before anything is measured.
+    pub fn deliver(
+        bench: &str,
+        as_json: bool,
+        plot: Option<&Path>,
+        measure: impl FnOnce(&Progress) -> Result<Sheet>,
+    ) -> Result<()> {
+        if let Some(file) = plot {
+            check_writable("the plot", file)?;
+        }
+        let sheet = measure(&Progress::new(bench, as_json))?;
+        print(if as_json { &sheet.json } else { &sheet.text })?;
+        match (plot, &sheet.picture) {
+            (None, _) => Ok(()),
+            (Some(file), Ok(picture)) => write("the plot", file, picture.as_bytes()),
+            (Some(file), Err(why)) => bail!("cannot draw {}: {why}", file.display()),
         }
     }
 }

@@ -4,9 +4,11 @@
 mod interrupts;
 mod run;
 
+use crate::Machine;
+use crate::bench::seconds;
 use crate::cpus;
-use crate::figures::{self, Machine, Plot, Progress, Series, Sheet};
-use crate::output::{self, Table};
+use crate::figures::{Plot, Progress, Series, Sheet};
+use crate::output::Table;
 use anyhow::{Context, Result, ensure};
 use interrupts::Interrupts;
 use pinfold::topology::{CpuSet, Topology};
@@ -40,7 +42,7 @@ pub struct Args {
     cpu: Option<usize>,
 
     /// Seconds for each setup, at most a day
-    #[arg(long, default_value_t = 60.0, allow_negative_numbers = true, value_parser = seconds)]
+    #[arg(long, default_value_t = 60.0, allow_negative_numbers = true, value_parser = |text: &str| seconds(text, 86_400.0))]
     seconds: f64,
 
     /// Milliseconds between folds
@@ -56,31 +58,13 @@ pub struct Args {
     plot: Option<PathBuf>,
 }
 
-/// The setup: which thread folds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum SubjectName {
-    None,
-    LocalWorker,
-    Pinfold,
-    Fifo,
-}
-
-impl SubjectName {
-    const ALL: [SubjectName; 4] = [
-        SubjectName::None,
-        SubjectName::LocalWorker,
-        SubjectName::Pinfold,
-        SubjectName::Fifo,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            SubjectName::None => "none",
-            SubjectName::LocalWorker => "local-worker",
-            SubjectName::Pinfold => "pinfold",
-            SubjectName::Fifo => "fifo",
-        }
+crate::names! {
+    /// The setup: which thread folds.
+    enum SubjectName {
+        None = "none",
+        LocalWorker = "local-worker",
+        Pinfold = "pinfold",
+        Fifo = "fifo",
     }
 }
 
@@ -120,25 +104,15 @@ struct Row {
     max_cycles: u64,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    const MOST: f64 = 86_400.0;
-    match text.parse() {
-        Ok(seconds) if seconds > 0.0 && seconds <= MOST => Ok(seconds),
-        _ => Err(format!("give a number above 0 and up to {MOST}")),
-    }
-}
-
 /// Measures what the arguments ask for, and prints or writes the results.
 ///
 /// # Errors
 ///
 /// Fails if something cannot be measured, or the results cannot be written.
 pub fn main(args: Args) -> Result<ExitCode> {
-    if let Some(file) = &args.plot {
-        output::check_writable("the plot", file)?;
-    }
-    let sheet = sheet(&args, &Progress::new("jitter", args.json))?;
-    sheet.deliver(args.json, args.plot.as_deref())?;
+    Sheet::deliver("jitter", args.json, args.plot.as_deref(), |progress| {
+        sheet(&args, progress)
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -159,9 +133,7 @@ pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
     if let Some(note) = note {
         progress.note(&note);
     }
-    let json = figures::json("jitter", &rows)?;
-    let picture = plot(&rows, &gaps);
-    Ok(Sheet::new(text(&machine, &rows), json, picture))
+    Sheet::new("jitter", &machine, &rows, &text(&rows), plot(&rows, &gaps))
 }
 
 /// Returns the CPUs that the loop may use.
@@ -265,7 +237,7 @@ fn measure(args: &Args, setup: Setup, progress: &Progress) -> Result<Measured> {
     })
 }
 
-fn text(machine: &Machine, rows: &[Row]) -> String {
+fn text(rows: &[Row]) -> String {
     let mut table = Table::new([
         "shepherd",
         "folds",
@@ -299,11 +271,8 @@ fn text(machine: &Machine, rows: &[Row]) -> String {
         ]);
     }
     format!(
-        "{}\nA loop on CPU {} for {:.0} s with each shepherd, folded every {} ms; times between passes in cycles.\n\n{table}",
-        machine.describe(),
-        none.cpu,
-        none.seconds,
-        none.interval_ms,
+        "A loop on CPU {} for {:.0} s with each shepherd, folded every {} ms; times between passes in cycles.\n\n{table}",
+        none.cpu, none.seconds, none.interval_ms,
     )
 }
 

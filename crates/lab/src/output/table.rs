@@ -11,25 +11,31 @@ pub struct Table {
 
 impl Table {
     /// Makes a table with these columns, the first of them left-aligned.
-    pub fn new<const N: usize>(columns: [&str; N]) -> Table {
+    pub fn new<C: Into<String>>(columns: impl IntoIterator<Item = C>) -> Table {
         Table {
-            rows: vec![columns.map(str::to_owned).into()],
+            rows: vec![columns.into_iter().map(Into::into).collect()],
             left: 0,
         }
     }
 
     /// Makes a table whose last column is the left-aligned one: for names of any length.
-    pub fn with_names_last<const N: usize>(columns: [&str; N]) -> Table {
+    pub fn with_names_last<C: Into<String>>(columns: impl IntoIterator<Item = C>) -> Table {
+        let table = Table::new(columns);
         Table {
-            left: N - 1,
-            ..Table::new(columns)
+            left: table.rows[0].len().saturating_sub(1),
+            ..table
         }
     }
 
     /// Adds a row. What a cell holds cannot end the row.
-    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows
-            .push(cells.map(|cell| escaped(&cell).into_owned()).into());
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let cells = cells.into_iter().map(|cell| escaped(&cell).into_owned());
+        self.rows.push(cells.collect());
+    }
+
+    /// Returns whether there is no row below the heading.
+    pub fn is_empty(&self) -> bool {
+        self.rows.len() < 2
     }
 
     /// Returns the heading and the rows.

@@ -10,7 +10,6 @@ mod remote;
 
 use crate::{Pool, Subject, cycles};
 use anyhow::Result;
-use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::ptr::null_mut;
 use std::sync::atomic::AtomicPtr;
@@ -19,38 +18,25 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Number of different depths that [`at_depth`] uses.
 const DEPTHS: usize = 8;
 
-/// The scenarios, in slab_test's order. The command line and the rows use these names.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
-pub enum Scenario {
-    /// One thread allocates all objects, then frees all
-    Single,
-    /// One thread frees each object right after allocating it
-    Pair,
-    /// Single, in a thread on each CPU at once
-    Concurrent,
-    /// Pair, in a thread on each CPU at once
-    ConcurrentPair,
-    /// The threads of all CPUs but the first allocate; the first CPU's thread frees all
-    Remote,
-    /// The first CPU's thread allocates for the others, which free at the same time
-    OneToN,
+crate::names! {
+    /// The scenarios, in slab_test's order. The command line and the rows use these names.
+    pub enum Scenario {
+        /// One thread allocates all objects, then frees all
+        Single = "single",
+        /// One thread frees each object right after allocating it
+        Pair = "pair",
+        /// Single, in a thread on each CPU at once
+        Concurrent = "concurrent",
+        /// Pair, in a thread on each CPU at once
+        ConcurrentPair = "concurrent_pair",
+        /// The threads of all CPUs but the first allocate; the first CPU's thread frees all
+        Remote = "remote",
+        /// The first CPU's thread allocates for the others, which free at the same time
+        OneToN = "one_to_n",
+    }
 }
 
 impl Scenario {
-    /// Returns the printed name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Scenario::Single => "single",
-            Scenario::Pair => "pair",
-            Scenario::Concurrent => "concurrent",
-            Scenario::ConcurrentPair => "concurrent_pair",
-            Scenario::Remote => "remote",
-            Scenario::OneToN => "one_to_n",
-        }
-    }
-
     /// Returns the timed operations.
     pub fn operations(self) -> &'static [Op] {
         match self {
@@ -97,26 +83,15 @@ impl Scenario {
     }
 }
 
-/// A timed operation.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Op {
-    /// Allocating an object and writing a byte of it.
-    Alloc,
-    /// Freeing an object.
-    Free,
-    /// Allocating an object and freeing it.
-    Pair,
-}
-
-impl Op {
-    /// Returns the printed name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Op::Alloc => "alloc",
-            Op::Free => "free",
-            Op::Pair => "pair",
-        }
+crate::names! {
+    /// A timed operation.
+    pub enum Op {
+        /// Allocating an object and writing a byte of it.
+        Alloc = "alloc",
+        /// Freeing an object.
+        Free = "free",
+        /// Allocating an object and freeing it.
+        Pair = "pair",
     }
 }
 
@@ -244,7 +219,7 @@ mod tests {
         let pool = Pool::new(None, 250, 1).unwrap();
         let cache = PinfoldCache(cache(64).unwrap());
         let malloc = CMalloc::<PinfoldMalloc>::new(64);
-        for scenario in Scenario::value_variants() {
+        for scenario in Scenario::ALL {
             if pool.len() < scenario.least_threads() {
                 continue;
             }

@@ -366,7 +366,13 @@ fn pft(rows: &Rows) -> Comparison {
     Comparison {
         tables: tables.collect(),
         meaning,
-        picture: Some(Panels(panels.collect()).svg()),
+        picture: Some(
+            Panels {
+                columns: 2,
+                plots: panels.collect(),
+            }
+            .svg(),
+        ),
     }
 }
 

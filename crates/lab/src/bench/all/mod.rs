@@ -4,15 +4,13 @@
 mod compare;
 mod page;
 mod part;
-mod report;
 mod rows;
 mod seeds;
 
 use crate::output;
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use page::page;
 use part::Part;
-use report::Report;
 use seeds::SEEDS;
 use std::path::PathBuf;
 
@@ -59,7 +57,14 @@ pub fn main(args: &Args) -> Result<()> {
     if let Some(part) = args.part {
         return output::print(&serde_json::to_string(&part.measure(args))?);
     }
-    let report = args.html.as_deref().map(Report::check).transpose()?;
+    if let Some(file) = &args.html {
+        ensure!(
+            file.file_name().is_some(),
+            "cannot write the report to {}: this names no file",
+            file.display()
+        );
+        output::check_writable("the report", file)?;
+    }
     let outcomes: Vec<_> = Part::ALL.into_iter().map(|part| part.run(args)).collect();
     let sections: Vec<_> = SEEDS
         .iter()
@@ -67,11 +72,12 @@ pub fn main(args: &Args) -> Result<()> {
         .zip(&outcomes)
         .map(|((seed, part), outcome)| page::Section::new(seed, part.command(args), outcome))
         .collect();
-    match report {
-        Some(report) => {
-            report.write(&page(&sections, args.quick)?)?;
+    match &args.html {
+        Some(file) => {
+            let page = page(&sections, args.quick)?;
+            output::write("the report", file, page.as_bytes())?;
             let measured = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
-            let (all, file) = (outcomes.len(), report.shown());
+            let (all, file) = (outcomes.len(), file.display());
             output::print(&format!("{measured} of {all} benchmarks are in {file}\n"))
         }
         None => {

@@ -15,36 +15,18 @@ use std::process::{self, Stdio};
 /// a CPU.
 const COUNTER_LEAST: f64 = 0.2;
 
-/// A benchmark of the report.
-#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Part {
-    Vmstat,
-    Slab,
-    Jitter,
-    Counter,
-    Pft,
+crate::names! {
+    /// A benchmark of the report.
+    pub enum Part {
+        Vmstat = "vmstat",
+        Slab = "slab",
+        Jitter = "jitter",
+        Counter = "counter",
+        Pft = "pft",
+    }
 }
 
 impl Part {
-    /// All parts, in the order of the documents.
-    pub const ALL: [Part; 5] = [
-        Part::Vmstat,
-        Part::Slab,
-        Part::Jitter,
-        Part::Counter,
-        Part::Pft,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            Part::Vmstat => "vmstat",
-            Part::Slab => "slab",
-            Part::Jitter => "jitter",
-            Part::Counter => "counter",
-            Part::Pft => "pft",
-        }
-    }
-
     /// Returns the benchmark's own arguments.
     fn words(self, args: &Args) -> Vec<String> {
         let quick = args.quick;

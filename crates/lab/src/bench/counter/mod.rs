@@ -11,9 +11,10 @@ mod shared;
 mod truth;
 mod workers;
 
-use crate::figures::{self, Progress, Sheet};
+use super::seconds;
+use crate::Machine;
+use crate::figures::{Progress, Sheet};
 use crate::machine::settle_index;
-use crate::output;
 use crate::stats::median;
 use anyhow::{Context, Result, ensure};
 use pinfold_rseq::Index;
@@ -67,7 +68,7 @@ pub struct Args {
     batch: Option<u32>,
 
     /// Seconds of each run
-    #[arg(long, default_value_t = 0.3, allow_negative_numbers = true, value_parser = seconds)]
+    #[arg(long, default_value_t = 0.3, allow_negative_numbers = true, value_parser = |text: &str| seconds(text, 3600.0))]
     seconds: f64,
 
     /// Number of runs of each subject, interleaved; times are medians, errors are maxima
@@ -99,45 +100,21 @@ pub struct Args {
     plot: Option<PathBuf>,
 }
 
-/// The measured designs, in the order of the tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-enum SubjectName {
-    SpinlockBatch,
-    Slowcount,
-    AddStart,
-    AddStartPercpu,
-    Atomic,
-    PinfoldBatch,
-    Pinfold,
-    PinfoldShared,
+crate::names! {
+    /// The measured designs, in the order of the tables.
+    enum SubjectName {
+        SpinlockBatch = "spinlock-batch",
+        Slowcount = "slowcount",
+        AddStart = "add-start",
+        AddStartPercpu = "add-start-percpu",
+        Atomic = "atomic",
+        PinfoldBatch = "pinfold-batch",
+        Pinfold = "pinfold",
+        PinfoldShared = "pinfold-shared",
+    }
 }
 
 impl SubjectName {
-    const ALL: [SubjectName; 8] = [
-        SubjectName::SpinlockBatch,
-        SubjectName::Slowcount,
-        SubjectName::AddStart,
-        SubjectName::AddStartPercpu,
-        SubjectName::Atomic,
-        SubjectName::PinfoldBatch,
-        SubjectName::Pinfold,
-        SubjectName::PinfoldShared,
-    ];
-
-    fn name(self) -> &'static str {
-        match self {
-            SubjectName::SpinlockBatch => "spinlock-batch",
-            SubjectName::Slowcount => "slowcount",
-            SubjectName::AddStart => "add-start",
-            SubjectName::AddStartPercpu => "add-start-percpu",
-            SubjectName::Atomic => "atomic",
-            SubjectName::Pinfold => "pinfold",
-            SubjectName::PinfoldShared => "pinfold-shared",
-            SubjectName::PinfoldBatch => "pinfold-batch",
-        }
-    }
-
     /// Returns whether the design has the batch that the command chose.
     fn has_batch(self) -> bool {
         !matches!(
@@ -207,20 +184,10 @@ fn batch(text: &str) -> Result<u32, String> {
     super::count(text, percpu::MAX_BATCH as u32)
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    const MOST: f64 = 3600.0;
-    match text.parse() {
-        Ok(seconds) if seconds > 0.0 && seconds <= MOST => Ok(seconds),
-        _ => Err(format!("give a number above 0 and up to {MOST}")),
-    }
-}
-
 pub fn main(args: &Args) -> Result<()> {
-    if let Some(file) = &args.plot {
-        output::check_writable("the plot", file)?;
-    }
-    let sheet = sheet(args, &Progress::new("counter", args.json))?;
-    sheet.deliver(args.json, args.plot.as_deref())
+    Sheet::deliver("counter", args.json, args.plot.as_deref(), |progress| {
+        sheet(args, progress)
+    })
 }
 
 /// Measures what the arguments ask for. Prints and writes nothing but the progress.
@@ -234,9 +201,8 @@ pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
         settle_index();
     }
     let rows = measure(args, &subjects, progress)?;
-    let json = figures::json("counter", &rows)?;
-    let picture = report::plot(args, &rows);
-    Ok(Sheet::new(report::text(args, &rows), json, picture))
+    let (text, picture) = (report::text(args, &rows), report::plot(args, &rows));
+    Sheet::new("counter", &Machine::read(), &rows, &text, picture)
 }
 
 fn subjects(args: &Args) -> Result<Vec<SubjectName>> {

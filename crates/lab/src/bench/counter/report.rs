@@ -1,7 +1,7 @@
 //! The results for people: a table for each combination, and a plot.
 
 use super::{Args, Row, SubjectName, designs};
-use crate::figures::{Bars, Machine, Plot, Series};
+use crate::figures::{Bars, Plot, Series, rounds};
 use crate::output::Table;
 use anyhow::Result;
 
@@ -13,9 +13,8 @@ pub fn text(args: &Args, rows: &[Row]) -> String {
         "threads"
     };
     let mut text = format!(
-        "{}\nMedians of {} of {} s. ns per add and its subtraction; user and sys are the CPU time, with that of a summing thread.\n",
-        Machine::read().describe(),
-        crate::figures::rounds(args.rounds),
+        "Medians of {} of {} s. ns per add and its subtraction; user and sys are the CPU time, with that of a summing thread.\n",
+        rounds(args.rounds),
         args.seconds,
     );
     if rows.iter().any(|row| row.subject == SubjectName::Pinfold) {

@@ -8,10 +8,10 @@ mod measure;
 mod report;
 mod subjects;
 
+use crate::Machine;
 use crate::cpus;
-use crate::figures::{self, Progress, Sheet};
+use crate::figures::{Progress, Sheet};
 use crate::machine::settle_index;
-use crate::output;
 use amount::Amount;
 use anyhow::{Result, bail, ensure};
 use serde::Serialize;
@@ -161,11 +161,9 @@ struct Plan {
 }
 
 pub fn main(args: &Args) -> Result<()> {
-    if let Some(file) = &args.plot {
-        output::check_writable("the plot", file)?;
-    }
-    let sheet = sheet(args, &Progress::new("pft", args.json))?;
-    sheet.deliver(args.json, args.plot.as_deref())
+    Sheet::deliver("pft", args.json, args.plot.as_deref(), |progress| {
+        sheet(args, progress)
+    })
 }
 
 /// Measures what the arguments ask for. Prints and writes nothing but the progress.
@@ -174,9 +172,8 @@ pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
     without_huge_pages();
     settle_index();
     let measured = measure::measure(&plan, progress)?;
-    let json = figures::json("pft", &measured.rows)?;
-    let picture = report::plot(&measured.rows);
-    Ok(Sheet::new(report::text(&plan, &measured), json, picture))
+    let (rows, text) = (&measured.rows, report::text(&plan, &measured));
+    Sheet::new("pft", &Machine::read(), rows, &text, report::plot(rows))
 }
 
 fn plan(args: &Args) -> Result<Plan> {

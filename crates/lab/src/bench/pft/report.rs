@@ -3,15 +3,14 @@
 use super::measure::Measured;
 use super::subjects::{SubjectName, page_size};
 use super::{Amount, KINDS, Plan, Row, title};
-use crate::figures::{Machine, Panels, Plot, Series, rounds};
+use crate::figures::{Panels, Plot, Series, rounds};
 use anyhow::Result;
 
 /// Formats the notes and the tables.
 pub fn text(plan: &Plan, measured: &Measured) -> String {
     let mut text = format!(
-        "{}\nFaults per CPU second and per wall-clock second, medians of {}. A region of {}, {} pages, divided among N threads, \
+        "Faults per CPU second and per wall-clock second, medians of {}. A region of {}, {} pages, divided among N threads, \
          which run where the scheduler puts them.{}\n",
-        Machine::read().describe(),
         rounds(plan.rounds),
         Amount(plan.pages * page_size()),
         plan.pages,
@@ -123,5 +122,9 @@ pub fn plot(rows: &[Row]) -> Result<String> {
             series: SubjectName::ALL.map(line).into(),
         }
     });
-    Panels(panels.collect()).svg()
+    Panels {
+        columns: 2,
+        plots: panels.collect(),
+    }
+    .svg()
 }

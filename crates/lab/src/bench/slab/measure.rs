@@ -1,8 +1,8 @@
 //! Measures all cells of the tables. A cell is a scenario at a size. In each round of a cell, every
 //! subject is measured once.
 
-use super::subjects::{Measurable, SubjectName};
-use super::{Plan, Row, Test, bulk};
+use super::subjects::SubjectName;
+use super::{Plan, Row, Rows, Test, bulk};
 use crate::figures::Progress;
 use crate::machine::settle_index;
 use crate::stats::median;
@@ -18,7 +18,7 @@ pub struct Measured {
     pub plan: Plan,
     /// Number of threads in the scenarios for several threads.
     pub threads: usize,
-    pub rows: Vec<Row>,
+    pub rows: Rows<SubjectName>,
 }
 
 /// Measures everything in `plan`.
@@ -31,47 +31,24 @@ pub fn measure(mut plan: Plan, progress: &Progress) -> Result<Measured> {
     }
     let pool = Pool::new(None, plan.calls, WARMUP)?;
     progress.begin(plan.cells() * plan.rounds as usize);
-    let mut rows = Vec::new();
+    let mut rows = Rows::default();
     for &test in &plan.tests {
         match test {
             Test::Of(scenario) => {
                 for size in plan.sizes(scenario) {
-                    rows.extend(cell(&plan, &pool, scenario, size, progress)?);
+                    cell(&plan, &pool, scenario, size, &mut rows, progress)?;
                 }
             }
-            Test::Bulk => rows.extend(bulk_rows(&plan, &pool)?),
+            Test::Bulk => rows.0.extend(bulk_rows(&plan, &pool)?),
         }
     }
+    // Only medians are shown.
+    rows.0.iter_mut().for_each(|row| row.rounds.clear());
     Ok(Measured {
         threads: pool.len(),
         plan,
         rows,
     })
-}
-
-/// A subject within a cell.
-struct Contender {
-    name: SubjectName,
-    subject: Box<dyn Measurable>,
-    /// The samples by operation, one for each round.
-    samples: Vec<(Op, Vec<f64>)>,
-}
-
-impl Contender {
-    fn new(name: SubjectName, size: usize) -> Result<Contender> {
-        Ok(Contender {
-            name,
-            subject: name.make(size)?,
-            samples: Vec::new(),
-        })
-    }
-
-    fn record(&mut self, op: Op, cycles: f64) {
-        match self.samples.iter_mut().find(|samples| samples.0 == op) {
-            Some((_, samples)) => samples.push(cycles),
-            None => self.samples.push((op, vec![cycles])),
-        }
-    }
 }
 
 /// Measures one cell. It makes its own subjects, so that idle objects of one cell do not take
@@ -81,37 +58,26 @@ fn cell(
     pool: &Pool,
     scenario: Scenario,
     size: usize,
+    rows: &mut Rows<SubjectName>,
     progress: &Progress,
-) -> Result<Vec<Row>> {
-    let names = plan.subjects.iter();
-    let contenders = names.filter(|name| name.takes_part(Test::Of(scenario)));
-    let contenders = contenders.map(|&name| Contender::new(name, size));
-    let mut contenders = contenders.collect::<Result<Vec<_>>>()?;
+) -> Result<()> {
+    let (test, threads) = (Test::Of(scenario), scenario.threads(pool.len()));
+    let names = plan.subjects.iter().filter(|name| name.takes_part(test));
+    let subjects = names.map(|&name| Ok((name, name.make(size)?)));
+    let subjects = subjects.collect::<Result<Vec<_>>>()?;
     for round in 0..plan.rounds as usize {
-        for contender in &mut contenders {
-            let timings = contender.subject.measure(scenario, pool, round);
-            for timing in timings.with_context(|| contender.name.name())? {
-                contender.record(timing.op, timing.cycles);
+        for (name, subject) in &subjects {
+            let timings = subject.measure(scenario, pool, round);
+            for timing in timings.with_context(|| name.name())? {
+                rows.add(*name, test, size, timing, threads);
             }
         }
         progress.step();
     }
-    let rows = contenders.iter().flat_map(|contender| {
-        contender.samples.iter().map(move |(op, samples)| Row {
-            scenario: Test::Of(scenario),
-            size,
-            op: *op,
-            threads: scenario.threads(pool.len()),
-            subject: contender.name,
-            batch: None,
-            cycles: median(samples),
-            single_cycles: None,
-        })
-    });
-    Ok(rows.collect())
+    Ok(())
 }
 
-fn bulk_rows(plan: &Plan, pool: &Pool) -> Result<Vec<Row>> {
+fn bulk_rows(plan: &Plan, pool: &Pool) -> Result<Vec<Row<SubjectName>>> {
     let cache = PinfoldCache(cache(bulk::SIZE)?);
     let row = |batch| {
         let measure = || bulk::measure(&cache.0, batch, plan.calls);
@@ -133,6 +99,7 @@ fn bulk_rows(plan: &Plan, pool: &Pool) -> Result<Vec<Row>> {
             batch: Some(batch),
             cycles: median(bulk),
             single_cycles: Some(median(single)),
+            rounds: Vec::new(),
         })
     };
     bulk::BATCHES.into_iter().map(row).collect()

@@ -5,17 +5,23 @@ mod bulk;
 mod measure;
 mod plot;
 mod report;
+mod rows;
 mod subjects;
 
-use crate::figures::{self, Progress, Sheet};
-use crate::output;
-use crate::{Op, Scenario, cpus};
+use crate::Machine;
+use crate::figures::{Progress, Sheet};
+use crate::{Scenario, cpus};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
-use serde::{Serialize, Serializer};
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::path::PathBuf;
 use subjects::SubjectName;
+
+pub use plot::draw;
+pub use report::{side_by_side, slab_test};
+pub use rows::{Row, Rows};
 
 /// The sizes of slab_test.
 const SIZES: [usize; 12] = [8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384];
@@ -33,7 +39,7 @@ const SIZE_MOST_OF_MANY: usize = 4096;
 /// around it too; to a thread, masked signals are what disabled interrupts are to a CPU). Threads
 /// are pinned, one to each CPU that this process may use.
 #[derive(clap::Args)]
-pub struct Args {
+pub(super) struct Args {
     /// Number of times each loop is measured, subjects interleaved; figures are medians
     #[arg(long, default_value_t = 21, allow_negative_numbers = true, value_parser = super::at_least_one)]
     rounds: u32,
@@ -66,8 +72,8 @@ pub struct Args {
 }
 
 /// What is measured. The command line and the rows call it a scenario.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Test {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Test {
     /// A scenario of slab_test.
     Of(Scenario),
     /// One thread allocates and frees several objects per call.
@@ -85,7 +91,8 @@ impl Test {
         Test::Bulk,
     ];
 
-    fn name(self) -> &'static str {
+    /// Returns the printed name.
+    pub fn name(self) -> &'static str {
         match self {
             Test::Of(scenario) => scenario.name(),
             Test::Bulk => "bulk",
@@ -93,7 +100,7 @@ impl Test {
     }
 
     /// Returns the fewest threads that the test needs.
-    fn least_threads(self) -> usize {
+    pub fn least_threads(self) -> usize {
         match self {
             Test::Of(scenario) => scenario.least_threads(),
             Test::Bulk => 1,
@@ -123,21 +130,11 @@ impl Serialize for Test {
     }
 }
 
-#[derive(Clone, Serialize)]
-struct Row {
-    scenario: Test,
-    size: usize,
-    op: Op,
-    threads: usize,
-    subject: SubjectName,
-    /// Number of objects of a bulk call.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    batch: Option<usize>,
-    /// Cycles per object: the median of the rounds.
-    cycles: f64,
-    /// Cycles per object by single calls, beside the bulk calls.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    single_cycles: Option<f64>,
+impl<'de> Deserialize<'de> for Test {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Test, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Test::from_str(&name, false).map_err(D::Error::custom)
+    }
 }
 
 /// What is measured, and notes about what is left out and why.
@@ -161,20 +158,17 @@ fn size(text: &str) -> Result<usize, String> {
     }
 }
 
-pub fn main(args: &Args) -> Result<()> {
-    if let Some(file) = &args.plot {
-        output::check_writable("the plot", file)?;
-    }
-    let sheet = sheet(args, &Progress::new("slab", args.json))?;
-    sheet.deliver(args.json, args.plot.as_deref())
+pub(super) fn main(args: &Args) -> Result<()> {
+    Sheet::deliver("slab", args.json, args.plot.as_deref(), |progress| {
+        sheet(args, progress)
+    })
 }
 
 /// Measures what the arguments ask for. Prints and writes nothing but the progress.
-pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
+pub(super) fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
     let measured = measure::measure(plan(args)?, progress)?;
-    let json = figures::json("slab", &measured.rows)?;
-    let picture = plot::draw(&measured.rows);
-    Ok(Sheet::new(report::text(&measured), json, picture))
+    let (rows, text) = (&measured.rows.0, report::text(&measured));
+    Sheet::new("slab", &Machine::read(), rows, &text, draw(&measured.rows))
 }
 
 fn plan(args: &Args) -> Result<Plan> {

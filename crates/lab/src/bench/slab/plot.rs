@@ -1,63 +1,63 @@
 //! The figures as a plot.
 
-use super::{Row, Test};
-use crate::Scenario;
-use crate::figures::{Plot, Series};
+use super::{Row, Rows, Test};
+use crate::figures::{Panels, Plot, Series};
+use crate::{Name, Op, Scenario};
 use anyhow::Result;
 
-/// Draws lines over the size, or over the batch if only the bulk test was made.
-pub fn draw(rows: &[Row]) -> Result<String> {
-    let sized = rows.iter().any(|row| row.batch.is_none());
-    Plot {
-        title: "Allocating and freeing objects",
-        x: if sized { "bytes" } else { "objects per call" },
+/// Draws cycles over the size: a panel for each operation with one thread, or with several threads
+/// if the scenarios with one thread were not measured. Draws cycles over the batch if only the bulk
+/// test was made.
+///
+/// # Errors
+///
+/// Fails if nothing was measured.
+pub fn draw<N: Name>(rows: &Rows<N>) -> Result<String> {
+    let plot = |title, x, series| Plot {
+        title,
+        x,
         y: "cycles per operation, median",
         log_x: true,
         log_y: true,
-        series: if sized { by_size(rows) } else { by_batch(rows) },
+        series,
+    };
+    let is_sized = |&(test, _): &(Test, Op)| test != Test::Bulk;
+    let is_single =
+        |&(test, _): &(Test, Op)| matches!(test, Test::Of(Scenario::Single | Scenario::Pair));
+    let mut operations = rows.operations();
+    if !operations.iter().any(is_sized) {
+        let title = "Allocating and freeing objects";
+        return plot(title, "objects per call", by_batch(rows)).svg();
+    }
+    let has_single = operations.iter().any(is_single);
+    operations.retain(|of| is_sized(of) && (!has_single || is_single(of)));
+    let title = |(test, op): &(Test, Op)| format!("{}, {}", test.name(), op.name());
+    let titles: Vec<_> = operations.iter().map(title).collect();
+    let panels = operations.iter().zip(&titles);
+    let plots = panels.map(|(&of, title)| plot(title, "bytes", by_size(rows, of)));
+    Panels {
+        columns: 3.min(titles.len()),
+        plots: plots.collect(),
     }
     .svg()
 }
 
-/// Returns a line for each subject and operation with one thread, or with several threads if the
-/// scenarios with one thread were not measured.
-fn by_size(rows: &[Row]) -> Vec<Series> {
-    let single = |row: &Row| matches!(row.scenario, Test::Of(Scenario::Single | Scenario::Pair));
-    let has_single = rows.iter().any(single);
-    let mut lines: Vec<Series> = Vec::new();
-    for row in rows.iter().filter(|row| row.batch.is_none()) {
-        if has_single && !single(row) {
-            continue;
-        }
-        let name = name(row);
-        let point = (row.size as f64, row.cycles);
-        match lines.iter_mut().find(|line| line.name == name) {
-            Some(line) => line.points.push(point),
-            None => lines.push(Series {
-                name,
-                points: vec![point],
-            }),
-        }
-    }
-    lines
+/// Returns a line for each subject.
+fn by_size<N: Name>(rows: &Rows<N>, of: (Test, Op)) -> Vec<Series> {
+    let line = |subject: N| Series {
+        name: subject.name().to_owned(),
+        points: (rows.0.iter())
+            .filter(|row| row.subject == subject && (row.scenario, row.op) == of)
+            .map(|row| (row.size as f64, row.cycles))
+            .collect(),
+    };
+    rows.subjects().into_iter().map(line).collect()
 }
 
-fn name(row: &Row) -> String {
-    let (subject, op) = (row.subject.name(), row.op.name());
-    match row.scenario {
-        Test::Of(Scenario::Remote) => format!("{subject}, remote {op}"),
-        Test::Of(Scenario::OneToN) => format!("{subject}, {op}, 1 to N"),
-        Test::Of(Scenario::Concurrent | Scenario::ConcurrentPair) => {
-            format!("{subject}, concurrent {op}")
-        }
-        Test::Of(Scenario::Single | Scenario::Pair) | Test::Bulk => format!("{subject}, {op}"),
-    }
-}
-
-fn by_batch(rows: &[Row]) -> Vec<Series> {
-    let line = |name: &str, cycles: fn(&Row) -> Option<f64>| Series {
+fn by_batch<N>(rows: &Rows<N>) -> Vec<Series> {
+    let line = |name: &str, cycles: fn(&Row<N>) -> Option<f64>| Series {
         name: name.to_owned(),
-        points: (rows.iter())
+        points: (rows.0.iter())
             .filter_map(|row| Some((row.batch? as f64, cycles(row)?)))
             .collect(),
     };

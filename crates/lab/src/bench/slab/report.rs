@@ -3,20 +3,19 @@
 
 use super::measure::Measured;
 use super::subjects::SubjectName;
-use super::{Row, Test};
-use crate::figures::Machine;
+use super::{Row, Rows, Test};
+use crate::figures::rounds;
 use crate::output::Table;
 use crate::stats::geometric_mean;
-use crate::{Op, Scenario};
+use crate::{Name, Op, Scenario};
 use std::fmt::Write;
 
 /// Formats all results.
 pub fn text(measured: &Measured) -> String {
-    let (plan, rows) = (&measured.plan, &measured.rows[..]);
+    let (plan, rows) = (&measured.plan, &measured.rows);
     let mut text = format!(
-        "{}\nMedians of {}; with several threads, means of {}, each pinned to a CPU.\n",
-        Machine::read().describe(),
-        crate::figures::rounds(plan.rounds),
+        "Medians of {}; with several threads, means of {}, each pinned to a CPU.\n",
+        rounds(plan.rounds),
         measured.threads,
     );
     for note in &plan.notes {
@@ -25,7 +24,7 @@ pub fn text(measured: &Measured) -> String {
     }
     for &subject in &plan.subjects {
         if !SubjectName::RIVALS.contains(&subject) {
-            text += &slab_test(rows, subject, plan.calls);
+            text += &slab_test(rows, subject, subject.describe(), plan.calls);
         }
     }
     text + &hardening(rows) + &bulk(rows) + &rivals(rows)
@@ -38,27 +37,22 @@ struct Part {
     line: fn(calls: usize, size: usize, cycles: &Cells) -> String,
 }
 
-/// The figures of one scenario and size.
-struct Cells<'a>(Vec<&'a Row>);
+/// The figures of one scenario and size, by operation.
+struct Cells(Vec<(Op, String)>);
 
-impl Cells<'_> {
-    fn of(&self, op: Op) -> String {
-        let row = self.0.iter().find(|row| row.op == op);
-        row.map_or("-".to_owned(), |row| figure(row.cycles))
+impl Cells {
+    fn of(&self, op: Op) -> &str {
+        let cell = self.0.iter().find(|cell| cell.0 == op);
+        cell.map_or("-", |(_, figure)| figure)
     }
 
     /// Formats the figures as slab_test does for several threads.
     fn average(&self) -> String {
-        match self.0[..] {
-            [pair] => format!("Average={}", figure(pair.cycles)),
+        match &self.0[..] {
+            [(_, pair)] => format!("Average={pair}"),
             _ => format!("Average={}/{}", self.of(Op::Alloc), self.of(Op::Free)),
         }
     }
-}
-
-/// Formats cycles. slab_test prints whole cycles. These figures are smaller, so a tenth matters.
-fn figure(cycles: f64) -> String {
-    format!("{cycles:.1}")
 }
 
 const PARTS: [Part; 6] = [
@@ -100,31 +94,34 @@ const PARTS: [Part; 6] = [
     },
 ];
 
-/// Formats one subject's results as slab_test does.
-fn slab_test(rows: &[Row], subject: SubjectName, calls: usize) -> String {
+/// Formats one subject's results as slab_test does, after a line that describes the subject.
+pub fn slab_test<N: Name>(rows: &Rows<N>, subject: N, about: &str, calls: usize) -> String {
     let mut text = String::new();
     for part in PARTS {
-        let mine = |row: &&Row| row.subject == subject && row.scenario == Test::Of(part.scenario);
-        let rows: Vec<&Row> = rows.iter().filter(mine).collect();
+        let mine =
+            |row: &&Row<N>| row.subject == subject && row.scenario == Test::Of(part.scenario);
+        let mut rows: Vec<_> = rows.0.iter().filter(mine).collect();
         if rows.is_empty() {
             continue;
         }
+        rows.sort_by_key(|row| row.size);
         text += part.heading;
         for cell in rows.chunk_by(|one, next| one.size == next.size) {
-            text += &(part.line)(calls, cell[0].size, &Cells(cell.to_vec()));
+            let figures = cell.iter().map(|row| (row.op, row.figure())).collect();
+            text += &(part.line)(calls, cell[0].size, &Cells(figures));
             text.push('\n');
         }
     }
     match text.is_empty() {
         true => text,
-        false => format!("\n{}: {}\n\n{text}", subject.name(), subject.describe()),
+        false => format!("\n{}: {about}\n\n{text}", subject.name()),
     }
 }
 
 /// Formats what hardening costs: in each scenario, a hardened cache's figures divided by a plain
 /// cache's.
-fn hardening(rows: &[Row]) -> String {
-    let of = |subject| rows.iter().filter(move |row| row.subject == subject);
+fn hardening(rows: &Rows<SubjectName>) -> String {
+    let of = |subject| rows.0.iter().filter(move |row| row.subject == subject);
     let hardened = || of(SubjectName::PinfoldHardened);
     let mut table = Table::new(["scenario", "operation", "least", "most", "mean"]);
     let mut seen = Vec::new();
@@ -134,8 +131,9 @@ fn hardening(rows: &[Row]) -> String {
         }
         let mut ratios = Vec::new();
         for row in hardened().filter(|row| (row.scenario, row.op) == (scenario, op)) {
-            let plain =
-                |plain: &&Row| (plain.scenario, plain.op, plain.size) == (scenario, op, row.size);
+            let plain = |plain: &&Row<SubjectName>| {
+                (plain.scenario, plain.op, plain.size) == (scenario, op, row.size)
+            };
             ratios.extend(
                 of(SubjectName::PinfoldCache)
                     .find(plain)
@@ -167,21 +165,19 @@ fn hardening(rows: &[Row]) -> String {
     }
 }
 
-fn bulk(rows: &[Row]) -> String {
+fn bulk(rows: &Rows<SubjectName>) -> String {
     let mut table = Table::new(["objects per call", "bulk", "single calls", "ratio"]);
-    let mut is_there = false;
-    for row in rows {
+    for row in &rows.0 {
         if let (Some(batch), Some(single)) = (row.batch, row.single_cycles) {
-            is_there = true;
             table.row([
                 batch.to_string(),
-                figure(row.cycles),
-                figure(single),
+                row.figure(),
+                format!("{single:.1}"),
                 format!("{:.2}", row.cycles / single),
             ]);
         }
     }
-    if !is_there {
+    if table.is_empty() {
         return String::new();
     }
     let size = super::bulk::SIZE;
@@ -190,7 +186,7 @@ fn bulk(rows: &[Row]) -> String {
     )
 }
 
-/// The scenarios in which the protections are compared, a table for each entry, and its heading.
+/// The scenarios in which subjects are compared, a table for each entry, and its heading.
 const COMPARED: [(&[Scenario], &str); 5] = [
     (
         &[Scenario::Single, Scenario::Pair],
@@ -203,65 +199,55 @@ const COMPARED: [(&[Scenario], &str); 5] = [
 ];
 
 /// Formats the protections side by side, and what removing each one gains.
-fn rivals(rows: &[Row]) -> String {
-    let rivals: Vec<Row> = rows
-        .iter()
-        .filter(|row| SubjectName::RIVALS.contains(&row.subject))
-        .cloned()
-        .collect();
-    if rivals.is_empty() {
+fn rivals(rows: &Rows<SubjectName>) -> String {
+    let is_rival = |row: &&Row<SubjectName>| SubjectName::RIVALS.contains(&row.subject);
+    let rivals = Rows(rows.0.iter().filter(is_rival).cloned().collect());
+    if rivals.0.is_empty() {
         return String::new();
     }
     let mut text = "\nThe same fast path, protected in four ways\n".to_owned();
     for rival in SubjectName::RIVALS {
         let _ = writeln!(text, "{}: {}", rival.name(), rival.describe());
     }
+    text + &side_by_side(&rivals, &SubjectName::RIVALS) + &gains(&rivals)
+}
+
+/// Formats the scenarios of slab_test: a row for each size, with the figures of each subject.
+pub fn side_by_side<N: Name>(rows: &Rows<N>, subjects: &[N]) -> String {
+    let mut text = String::new();
     for (scenarios, heading) in COMPARED {
-        let among = |row: &&Row| scenarios.iter().any(|&one| row.scenario == Test::Of(one));
-        let rows: Vec<Row> = rivals.iter().filter(among).cloned().collect();
-        if !rows.is_empty() {
-            let _ = write!(text, "\n{heading}\n{}", side_by_side(&rows));
+        let tests: Vec<_> = scenarios.iter().map(|&one| Test::Of(one)).collect();
+        let names = subjects.iter().map(|subject| subject.name());
+        let mut table = Table::new(["bytes"].into_iter().chain(names));
+        for size in rows.sizes() {
+            let cell = |&subject: &N| {
+                let cell = (rows.0.iter()).filter(|row| {
+                    row.subject == subject && row.size == size && tests.contains(&row.scenario)
+                });
+                let figures: Vec<_> = cell.map(Row::figure).collect();
+                match figures.is_empty() {
+                    true => "-".to_owned(),
+                    false => figures.join(" / "),
+                }
+            };
+            let cells: Vec<_> = subjects.iter().map(cell).collect();
+            if cells.iter().any(|cell| cell != "-") {
+                table.row([size.to_string()].into_iter().chain(cells));
+            }
+        }
+        if !table.is_empty() {
+            let _ = write!(text, "\n{heading}\n{table}");
         }
     }
-    text + &gains(&rivals)
-}
-
-/// Formats a row for each size, with the figures of each rival.
-fn side_by_side(rows: &[Row]) -> Table {
-    let mut table = Table::new(["bytes", "rseq", "tid", "locked", "masked-signals"]);
-    for size in sizes(rows) {
-        let cell = |name| {
-            let cell = rows
-                .iter()
-                .filter(|row| row.subject == name && row.size == size);
-            let figures: Vec<String> = cell.map(|row| figure(row.cycles)).collect();
-            match figures.is_empty() {
-                true => "-".to_owned(),
-                false => figures.join(" / "),
-            }
-        };
-        let [rseq, tid, locked, masked] = SubjectName::RIVALS.map(cell);
-        table.row([size.to_string(), rseq, tid, locked, masked]);
-    }
-    table
-}
-
-/// Returns the sizes that were measured, in ascending order.
-fn sizes(rows: &[Row]) -> Vec<usize> {
-    let mut sizes: Vec<usize> = rows.iter().map(|row| row.size).collect();
-    sizes.sort_unstable();
-    sizes.dedup();
-    sizes
+    text
 }
 
 /// Formats how much faster a pair becomes without each protection (lock, masked signals,
 /// transaction id), in the form of the kernel's commit of 2015: before -> after, percent.
-fn gains(rows: &[Row]) -> String {
+fn gains(rows: &Rows<SubjectName>) -> String {
     let pair = Test::Of(Scenario::Pair);
     let pairs = |name| {
-        let mine = rows
-            .iter()
-            .filter(|row| row.subject == name && row.scenario == pair);
+        let mine = (rows.0.iter()).filter(|row| row.subject == name && row.scenario == pair);
         let cycles: Vec<_> = mine.map(|row| Some(row.cycles)).collect();
         (!cycles.is_empty()).then(|| mean(cycles.into_iter()))?
     };

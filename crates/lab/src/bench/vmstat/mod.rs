@@ -14,10 +14,11 @@ mod subject;
 mod unprotected;
 mod zone;
 
+use crate::Machine;
 use crate::cpus;
-use crate::figures::{self, Bars, Machine, Progress, Series, Sheet};
+use crate::figures::{Bars, Progress, Series, Sheet, rounds};
 use crate::machine::settle_index;
-use crate::output::{self, Table};
+use crate::output::Table;
 use crate::stats::median;
 use anyhow::{Result, bail};
 use serde::Serialize;
@@ -121,11 +122,9 @@ struct Measured {
 }
 
 pub fn main(args: &Args) -> Result<()> {
-    if let Some(file) = &args.plot {
-        output::check_writable("the plot", file)?;
-    }
-    let sheet = sheet(args, &Progress::new("vmstat", args.json))?;
-    sheet.deliver(args.json, args.plot.as_deref())
+    Sheet::deliver("vmstat", args.json, args.plot.as_deref(), |progress| {
+        sheet(args, progress)
+    })
 }
 
 /// Measures what the arguments ask for. Prints and writes nothing but the progress.
@@ -136,9 +135,8 @@ pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
     let several = several.filter(|row| row.items > 1);
     let cold = measured.cold.iter().flatten();
     let rows: Vec<_> = measured.rows.iter().chain(several).chain(cold).collect();
-    let json = figures::json("vmstat", &rows)?;
-    let picture = bars(&measured.rows).svg();
-    Ok(Sheet::new(report(args, &measured), json, picture))
+    let (text, picture) = (report(args, &measured), bars(&measured.rows).svg());
+    Sheet::new("vmstat", &Machine::read(), &rows, &text, picture)
 }
 
 /// Measured cycles and counted changes of one subject.
@@ -313,9 +311,8 @@ fn report(args: &Args, measured: &Measured) -> String {
         ]);
     }
     format!(
-        "{}\nMedians of {}. All totals agree with the number of changes, {} of them made by signal handlers.\nprotection: inc_zone beyond that of the row \"unprotected\".\n\n{table}\n{}\n{}",
-        Machine::read().describe(),
-        figures::rounds(args.rounds),
+        "Medians of {}. All totals agree with the number of changes, {} of them made by signal handlers.\nprotection: inc_zone beyond that of the row \"unprotected\".\n\n{table}\n{}\n{}",
+        rounds(args.rounds),
         measured.handled,
         several_items(&measured.several),
         cold_items(&measured.cold),

@@ -8,7 +8,6 @@ mod table;
 use super::{Kind, Memory, Policy};
 use ::pinfold::pages::Pages;
 use anyhow::Result;
-use serde::Serialize;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -24,33 +23,17 @@ pub trait Subject: Sync {
     fn release(&mut self);
 }
 
-/// The measured subjects, in the order of the tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum SubjectName {
-    Kernel,
-    Counted,
-    SharedCounted,
-    Pinfold,
+crate::names! {
+    /// The measured subjects, in the order of the tables.
+    pub enum SubjectName {
+        Kernel = "kernel",
+        Counted = "counted",
+        SharedCounted = "shared-counted",
+        Pinfold = "pinfold",
+    }
 }
 
 impl SubjectName {
-    pub const ALL: [SubjectName; 4] = [
-        SubjectName::Kernel,
-        SubjectName::Counted,
-        SubjectName::SharedCounted,
-        SubjectName::Pinfold,
-    ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            SubjectName::Kernel => "kernel",
-            SubjectName::Counted => "counted",
-            SubjectName::SharedCounted => "shared-counted",
-            SubjectName::Pinfold => "pinfold",
-        }
-    }
-
     /// Returns the first subject of the table that runs the same instructions as this one, if that
     /// is another subject.
     ///

@@ -11,7 +11,6 @@ use crate::{
 };
 use anyhow::Result;
 use locked::LockedArray;
-use serde::Serialize;
 
 /// A subject behind dynamic dispatch. Only a whole scenario is one dynamic call.
 pub trait Measurable {
@@ -24,31 +23,21 @@ impl<S: Subject> Measurable for S {
     }
 }
 
-/// The subjects, in the order of the tables. A new subject needs a name here, a place in the lists
-/// below, and an arm in [`make`](Self::make).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum SubjectName {
-    PinfoldCache,
-    PinfoldMalloc,
-    PinfoldHardened,
-    Rseq,
-    Tid,
-    Locked,
-    MaskedSignals,
+crate::names! {
+    /// The subjects, in the order of the tables. A new subject needs a name here, a place in the
+    /// lists below, and an arm in [`make`](Self::make).
+    pub enum SubjectName {
+        PinfoldCache = "pinfold-cache",
+        PinfoldMalloc = "pinfold-malloc",
+        PinfoldHardened = "pinfold-hardened",
+        Rseq = "rseq",
+        Tid = "tid",
+        Locked = "locked",
+        MaskedSignals = "masked-signals",
+    }
 }
 
 impl SubjectName {
-    pub const ALL: [SubjectName; 7] = [
-        SubjectName::PinfoldCache,
-        SubjectName::PinfoldMalloc,
-        SubjectName::PinfoldHardened,
-        SubjectName::Rseq,
-        SubjectName::Tid,
-        SubjectName::Locked,
-        SubjectName::MaskedSignals,
-    ];
-
     /// The four ways to protect the same fast path.
     pub const RIVALS: [SubjectName; 4] = [
         SubjectName::Rseq,
@@ -56,18 +45,6 @@ impl SubjectName {
         SubjectName::Locked,
         SubjectName::MaskedSignals,
     ];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            SubjectName::PinfoldCache => "pinfold-cache",
-            SubjectName::PinfoldMalloc => "pinfold-malloc",
-            SubjectName::PinfoldHardened => "pinfold-hardened",
-            SubjectName::Rseq => "rseq",
-            SubjectName::Tid => "tid",
-            SubjectName::Locked => "locked",
-            SubjectName::MaskedSignals => "masked-signals",
-        }
-    }
 
     /// Describes the subject in one line.
     pub fn describe(self) -> &'static str {
