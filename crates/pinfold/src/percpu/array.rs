@@ -1,9 +1,9 @@
 //! An array of words for each CPU.
 
-use super::{Integer, Word, Words, integer_operations, operations};
+use super::place::{OfWords, Place, Words};
+use super::{Integer, Word, integer_operations, operations};
 use core::fmt;
 use core::marker::PhantomData;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use pinfold_rseq::Units;
 
@@ -42,12 +42,8 @@ impl<T: Word, const N: usize> PerCpuArray<T, N> {
     /// Returns the element number `at`, for operations on it. Returns `None` if `at` is `N` or
     /// more. Costs one comparison.
     #[inline(always)]
-    pub fn at(&self, at: usize) -> Option<Element<'_, T, N>> {
-        (at < N).then_some(Element {
-            words: &self.words,
-            at,
-            types: PhantomData,
-        })
+    pub fn at(&self, at: usize) -> Option<Element<OfWords<'_, N>, T>> {
+        (at < N).then(|| Element::at(self.words.place(at)))
     }
 }
 
@@ -66,40 +62,34 @@ impl<T: Word + fmt::Debug, const N: usize> fmt::Debug for PerCpuArray<T, N> {
     }
 }
 
-/// An element of a [`PerCpuArray`], with the operations of a [`PerCpu`](super::PerCpu).
-pub struct Element<'a, T: Word, const N: usize> {
-    words: &'a Words<N>,
-    at: usize,
+/// An element of an array, with the operations of a [`PerCpu`](super::PerCpu).
+pub struct Element<P, T> {
+    place: P,
     types: PhantomData<fn(T) -> T>,
 }
 
-impl<T: Word, const N: usize> Element<'_, T, N> {
+impl<P: Place, T: Word> Element<P, T> {
     #[inline(always)]
-    fn run<R>(
-        &self,
-        section: impl Fn(&Units, usize) -> Option<R>,
-        spilled: impl FnOnce(&AtomicU64) -> R,
-    ) -> R {
-        self.words.run(self.at, section, spilled)
+    pub(super) fn at(place: P) -> Self {
+        Element {
+            place,
+            types: PhantomData,
+        }
     }
 
     #[inline(always)]
-    fn run_known(&self, section: impl FnOnce(&Units, usize) -> bool) -> bool {
-        self.words.run_known(self.at, section)
-    }
-
-    fn for_each(&self, f: impl FnMut(Option<usize>, u64)) {
-        self.words.for_each(self.at, f);
+    fn place(&self) -> P {
+        self.place
     }
 
     operations!();
 }
 
-impl<T: Integer, const N: usize> Element<'_, T, N> {
+impl<P: Place, T: Integer> Element<P, T> {
     integer_operations!();
 }
 
-impl<T: Word + fmt::Debug, const N: usize> fmt::Debug for Element<'_, T, N> {
+impl<P: Place, T: Word + fmt::Debug> fmt::Debug for Element<P, T> {
     /// Shows the value of each copy.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut map = f.debug_map();

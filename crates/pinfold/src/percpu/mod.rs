@@ -41,6 +41,7 @@
 mod array;
 mod list;
 mod pair;
+mod place;
 mod ring;
 #[doc(hidden)]
 pub mod sized;
@@ -52,12 +53,11 @@ pub use pair::PerCpuPair;
 pub use ring::{PerCpuRing, PushError};
 pub use word::{Integer, Word};
 
-use crate::counter_units::{self, LazyBlock, units};
 use core::fmt;
 use core::marker::PhantomData;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use pinfold_rseq::Units;
+use place::{OfWords, Place, Words};
 
 /// Bytes of a word.
 const WORD: usize = 8;
@@ -99,99 +99,7 @@ pub struct PerCpu<T: Word> {
     types: PhantomData<fn(T) -> T>,
 }
 
-/// Blocks of `N` words in the units, and the copy that CPUs without memory share.
-#[repr(C)]
-struct Words<const N: usize> {
-    block: LazyBlock,
-    spilled: [AtomicU64; N],
-}
-
-impl<const N: usize> Words<N> {
-    const fn new() -> Self {
-        Words {
-            block: LazyBlock::new(),
-            spilled: [const { AtomicU64::new(0) }; N],
-        }
-    }
-
-    /// Runs `section` on the `at`th word of this CPU's copy. If this CPU has no copy and cannot get
-    /// one, runs `spilled` on the shared copy.
-    ///
-    /// Callers pass closures that own what they use. A closure with references to local variables
-    /// would keep these variables in memory instead of registers.
-    #[inline(always)]
-    fn run<R>(
-        &self,
-        at: usize,
-        section: impl Fn(&Units, usize) -> Option<R>,
-        spilled: impl FnOnce(&AtomicU64) -> R,
-    ) -> R {
-        let done = self
-            .block
-            .get()
-            .and_then(|offset| section(units(), offset + at * WORD));
-        done.unwrap_or_else(move || self.run_slow(at, section, spilled))
-    }
-
-    /// Runs `section` on the `at`th word of this CPU's copy. Returns false if this CPU has no copy.
-    #[inline(always)]
-    fn run_known(&self, at: usize, section: impl FnOnce(&Units, usize) -> bool) -> bool {
-        let block = self.block.get();
-        block.is_some_and(move |offset| section(units(), offset + at * WORD))
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn run_slow<R>(
-        &self,
-        at: usize,
-        section: impl Fn(&Units, usize) -> Option<R>,
-        spilled: impl FnOnce(&AtomicU64) -> R,
-    ) -> R {
-        // The thread may move to a CPU without a unit between the two steps.
-        for _ in 0..MOVES {
-            let Some(offset) = self.prepare() else {
-                break;
-            };
-            if let Some(done) = section(units(), offset + at * WORD) {
-                return done;
-            }
-        }
-        spilled(&self.spilled[at])
-    }
-
-    /// Allocates the block and gives this CPU its unit, unless that was done before.
-    fn prepare(&self) -> Option<usize> {
-        let offset = self
-            .block
-            .get_or_alloc(N * WORD, counter_units::register_fork, |offset| offset)?;
-        counter_units::install_here().map(|_| offset)
-    }
-
-    /// Calls `f(Some(cpu), word)` for each CPU that has a copy, and then `f(None, word)` for the
-    /// shared copy. `word` is the `at`th word of the copy.
-    fn for_each(&self, at: usize, mut f: impl FnMut(Option<usize>, u64)) {
-        if let Some(offset) = self.block.get() {
-            for cpu in counter_units::used() {
-                let word = counter_units::word_at(cpu, offset + at * WORD);
-                // Acquire pairs with the releases of the operations: if the word is a reference,
-                // this thread sees what it refers to.
-                f(Some(cpu), word.load(Acquire));
-            }
-        }
-        f(None, self.spilled[at].load(Acquire));
-    }
-}
-
-impl<const N: usize> Drop for Words<N> {
-    fn drop(&mut self) {
-        // SAFETY: `prepare` allocated the block with this size. `drop` has the only reference, so
-        // no thread works on the block any more.
-        unsafe { self.block.free(N * WORD) };
-    }
-}
-
-/// The operations of [`PerCpu`] and of an element of [`PerCpuArray`].
+/// The operations of [`PerCpu`] and of an element of an array. `place` says where the copies are.
 macro_rules! operations {
     () => {
         /// Returns the copy of this CPU. Costs three loads.
@@ -200,7 +108,7 @@ macro_rules! operations {
             // SAFETY: `run` passes the offset of a word of this variable's block, which is freed
             // only when the variable is dropped.
             let word = |units: &Units, at| unsafe { units.load(at) };
-            T::from_bits(self.run(word, |word| word.load(Acquire)))
+            T::from_bits(self.place().run(word, |word| word.load(Acquire)))
         }
 
         /// Stores `value` in the copy of this CPU.
@@ -209,7 +117,8 @@ macro_rules! operations {
             let bits = value.to_bits();
             // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = move |units: &Units, at| unsafe { units.store(at, bits) }.then_some(());
-            self.run(section, move |word| word.store(bits, Release));
+            self.place()
+                .run(section, move |word| word.store(bits, Release));
         }
 
         /// Stores `value` in the copy of this CPU, and returns the value that was there.
@@ -218,7 +127,10 @@ macro_rules! operations {
             let bits = value.to_bits();
             // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = move |units: &Units, at| unsafe { units.swap(at, bits) };
-            T::from_bits(self.run(section, move |word| word.swap(bits, AcqRel)))
+            T::from_bits(
+                self.place()
+                    .run(section, move |word| word.swap(bits, AcqRel)),
+            )
         }
 
         /// Stores `new` in the copy of this CPU if the copy is `expected`. Returns the value that
@@ -230,7 +142,7 @@ macro_rules! operations {
             let (old, new) = (expected.to_bits(), new.to_bits());
             // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = move |units: &Units, at| unsafe { units.compare_exchange(at, old, new) };
-            T::from_bits(self.run(section, move |word| {
+            T::from_bits(self.place().run(section, move |word| {
                 let done = word.compare_exchange(old, new, AcqRel, Acquire);
                 done.unwrap_or_else(|now| now)
             }))
@@ -246,7 +158,7 @@ macro_rules! operations {
                 // SAFETY: `run_known` passes the offset of a word of this variable's block.
                 unsafe { units.try_compare_exchange(at, old, bits) }
             };
-            if self.run_known(section) {
+            if self.place().run_known(section) {
                 return true;
             }
             *expected = self.cmpxchg_slow(*expected, new);
@@ -281,15 +193,15 @@ macro_rules! operations {
         /// Each value is whole, but other CPUs may change their copies meanwhile. Costs one cache
         /// miss for each copy that has changed.
         pub fn for_each_cpu(&self, mut f: impl FnMut(Option<usize>, T)) {
-            self.for_each(|cpu, bits| f(cpu, T::from_bits(bits)));
+            self.place()
+                .fold((), |(), cpu, bits| f(cpu, T::from_bits(bits)));
         }
 
         /// Combines the values of all copies, beginning with `first`. The costs and the meaning are
         /// those of [`for_each_cpu`](Self::for_each_cpu).
         pub fn fold<A>(&self, first: A, mut f: impl FnMut(A, T) -> A) -> A {
-            let mut all = Some(first);
-            self.for_each_cpu(|_, value| all = all.take().map(|so_far| f(so_far, value)));
-            all.expect("each step leaves a value")
+            self.place()
+                .fold(first, |so_far, _, bits| f(so_far, T::from_bits(bits)))
         }
     };
 }
@@ -303,7 +215,7 @@ macro_rules! integer_operations {
             // SAFETY: `run` passes the offset of a word of this variable's block, which is freed
             // only when the variable is dropped.
             let section = move |units: &Units, at| unsafe { units.add(at, n) }.then_some(());
-            self.run(section, move |word| {
+            self.place().run(section, move |word| {
                 word.fetch_add(n, AcqRel);
             });
         }
@@ -314,7 +226,9 @@ macro_rules! integer_operations {
             let n = n.to_bits();
             // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = move |units: &Units, at| unsafe { units.fetch_add(at, n) };
-            let old = self.run(section, move |word| word.fetch_add(n, AcqRel));
+            let old = self
+                .place()
+                .run(section, move |word| word.fetch_add(n, AcqRel));
             T::from_bits(old.wrapping_add(n))
         }
 
@@ -336,7 +250,7 @@ macro_rules! integer_operations {
             let mask = mask.to_bits();
             // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = move |units: &Units, at| unsafe { units.and(at, mask) }.then_some(());
-            self.run(section, move |word| {
+            self.place().run(section, move |word| {
                 word.fetch_and(mask, AcqRel);
             });
         }
@@ -347,7 +261,7 @@ macro_rules! integer_operations {
             let mask = mask.to_bits();
             // SAFETY: `run` passes the offset of a word of this variable's block.
             let section = move |units: &Units, at| unsafe { units.or(at, mask) }.then_some(());
-            self.run(section, move |word| {
+            self.place().run(section, move |word| {
                 word.fetch_or(mask, AcqRel);
             });
         }
@@ -374,21 +288,8 @@ impl<T: Word> PerCpu<T> {
     }
 
     #[inline(always)]
-    fn run<R>(
-        &self,
-        section: impl Fn(&Units, usize) -> Option<R>,
-        spilled: impl FnOnce(&AtomicU64) -> R,
-    ) -> R {
-        self.words.run(0, section, spilled)
-    }
-
-    #[inline(always)]
-    fn run_known(&self, section: impl FnOnce(&Units, usize) -> bool) -> bool {
-        self.words.run_known(0, section)
-    }
-
-    fn for_each(&self, f: impl FnMut(Option<usize>, u64)) {
-        self.words.for_each(0, f);
+    fn place(&self) -> OfWords<'_, 1> {
+        self.words.place(0)
     }
 
     operations!();

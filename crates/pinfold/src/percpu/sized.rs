@@ -1,19 +1,15 @@
 //! Arrays and rings whose sizes are values, for the C API.
 //!
-//! Both get their memory when they are made. So an operation on an array needs no copy of its own
-//! for CPUs without memory: such CPUs share the copy in the shared unit of the array's block.
+//! Both get their memory when they are made. So an array needs no copy of its own for CPUs without
+//! memory: such CPUs share the copy in the shared unit of the array's block.
 
+use super::array::Element;
 use super::list::register_fork;
+use super::place::InBlock;
 use super::ring::Shape;
-use super::{Integer, MOVES, PushError, Word, integer_operations, operations};
-use crate::counter_units::{self, LazyBlock, shared, units, word_at};
-use core::marker::PhantomData;
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use pinfold_rseq::Units;
-
-/// Bytes of a word.
-const WORD: usize = 8;
+use super::{PushError, WORD};
+use crate::counter_units::{self, LazyBlock, word_at};
+use core::sync::atomic::Ordering::Acquire;
 
 /// An array of words with a copy for each CPU.
 // The C header declares this layout.
@@ -34,12 +30,9 @@ impl Array {
 
     /// Returns the element number `at`, or `None` if the array has no such element.
     #[inline(always)]
-    pub fn at(&self, at: usize) -> Option<Element<'_, u64>> {
-        let offset = self.block.get()?;
-        (at < self.count).then_some(Element {
-            offset: offset + at * WORD,
-            types: PhantomData,
-        })
+    pub fn at(&self, at: usize) -> Option<Element<InBlock<'_>, u64>> {
+        let place = InBlock::of(&self.block, at)?;
+        (at < self.count).then(|| Element::at(place))
     }
 }
 
@@ -49,60 +42,6 @@ impl Drop for Array {
         // thread works on the block any more.
         unsafe { self.block.free(self.count * WORD) };
     }
-}
-
-/// An element of an [`Array`], with the operations of a [`PerCpu`](super::PerCpu).
-pub struct Element<'a, T> {
-    offset: usize,
-    types: PhantomData<(&'a Array, T)>,
-}
-
-impl<T: Word> Element<'_, T> {
-    #[inline(always)]
-    fn run<R>(
-        &self,
-        section: impl Fn(&Units, usize) -> Option<R>,
-        spilled: impl FnOnce(&AtomicU64) -> R,
-    ) -> R {
-        let done = section(units(), self.offset);
-        done.unwrap_or_else(move || self.run_slow(section, spilled))
-    }
-
-    #[inline(always)]
-    fn run_known(&self, section: impl FnOnce(&Units, usize) -> bool) -> bool {
-        section(units(), self.offset)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn run_slow<R>(
-        &self,
-        section: impl Fn(&Units, usize) -> Option<R>,
-        spilled: impl FnOnce(&AtomicU64) -> R,
-    ) -> R {
-        // The thread may move to a CPU without a unit between the two steps.
-        let mut turns = 0..MOVES;
-        let done = turns.find_map(|_| {
-            counter_units::install_here()?;
-            section(units(), self.offset)
-        });
-        done.unwrap_or_else(|| spilled(shared(self.offset)))
-    }
-
-    fn for_each(&self, mut f: impl FnMut(Option<usize>, u64)) {
-        // Acquire pairs with the releases of the operations: this thread sees what another thread
-        // did before it changed the word.
-        for cpu in counter_units::used() {
-            f(Some(cpu), word_at(cpu, self.offset).load(Acquire));
-        }
-        f(None, shared(self.offset).load(Acquire));
-    }
-
-    operations!();
-}
-
-impl<T: Integer> Element<'_, T> {
-    integer_operations!();
 }
 
 /// The most words of a record. A reader keeps one record on its stack.
