@@ -13,24 +13,36 @@ use anyhow::{Context, Result};
 use proc_macro2::{Span, TokenStream, TokenTree};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::iter;
 use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 
-const SOURCE: &str = "crates/pinfold/src";
 /// The name of a folder's own module: `mod.rs`, or `lib.rs`.
 const ROOT: &str = "mod";
 /// Whether `tidy` checks the floors of `slab`.
 const ENFORCE_SLAB: bool = true;
 
-pub static FLOORS: [Floors; 2] = [
+pub static FLOORS: [Floors; 4] = [
     // The few items of lib.rs are on no floor: any module may use them.
     Floors {
+        package: "malloc",
+        folder: &[],
+        enforced: true,
+        groups: &[
+            &["inlined", "c", "at_start"],
+            &["control"],
+            &["changeable"],
+            &["settings"],
+            &["heap_profile", "guard", "background"],
+        ],
+    },
+    Floors {
+        package: "pinfold",
         folder: &[],
         enforced: true,
         groups: &[
             &["internal"],
-            &["pages"],
+            &["heap"],
+            &["pages", "show"],
             &["guarded"],
             &["slab"],
             &["arena"],
@@ -48,6 +60,21 @@ pub static FLOORS: [Floors; 2] = [
         ],
     },
     Floors {
+        package: "pinfold",
+        folder: &["heap"],
+        enforced: true,
+        groups: &[
+            &[ROOT],
+            &["realloc"],
+            &["entry"],
+            &["start", "sampled"],
+            &["sampling", "plain"],
+            &["gate", "blocks", "counted"],
+            &["mode"],
+        ],
+    },
+    Floors {
+        package: "pinfold",
         folder: &["slab"],
         enforced: ENFORCE_SLAB,
         groups: &[
@@ -101,6 +128,8 @@ pub static FLOORS: [Floors; 2] = [
 ];
 
 pub struct Floors {
+    /// The folder in `crates` that has the folder.
+    package: &'static str,
     /// The module path of the folder, without `crate`.
     folder: &'static [&'static str],
     /// Whether `tidy` fails if a module is on a wrong floor or on none.
@@ -126,20 +155,25 @@ pub struct Edge {
 }
 
 impl Floors {
-    /// Returns the floors of the folder with this name. The name of the whole library is `crate`.
+    /// Returns the floors of the folder with this name. A whole crate has its own name.
     ///
     /// # Errors
     ///
     /// If there is no table for the folder.
     pub fn of(folder: &str) -> Result<&'static Floors> {
-        let name = |floors: &Floors| *floors.folder.last().unwrap_or(&"crate");
+        let name = |floors: &Floors| *floors.folder.last().unwrap_or(&floors.package);
         let found = FLOORS.iter().find(|floors| name(floors) == folder);
         found.context("xtask/src/floors.rs has no table for this folder")
     }
 
     /// Returns the folder's path.
     pub fn path(&self) -> PathBuf {
-        iter::once(&SOURCE).chain(self.folder).collect()
+        self.source().join(self.folder.join("/"))
+    }
+
+    /// Returns the path of the crate's source.
+    fn source(&self) -> PathBuf {
+        ["crates", self.package, "src"].iter().collect()
     }
 
     /// Reads all files of the folder, and looks for modules that are on no floor and for uses of
@@ -154,7 +188,10 @@ impl Floors {
 
     /// Checks the folder's files, whose text `source` returns.
     fn check_in(&self, source: &Source<'_>) -> Result<Findings> {
-        let mut reader = Reader::default();
+        let mut reader = Reader {
+            source: self.source(),
+            ..Reader::default()
+        };
         reader.read(self.folder, source)?;
         let mut upward = BTreeSet::new();
         for one in &reader.uses {
@@ -202,6 +239,8 @@ type Source<'a> = dyn Fn(&Path) -> Option<String> + 'a;
 /// root.
 #[derive(Default)]
 struct Reader {
+    /// The path of the crate's source.
+    source: PathBuf,
     /// The folder's own module.
     root: Names,
     /// The modules of the folder.
@@ -232,7 +271,7 @@ impl Reader {
         self.root = folder.iter().map(|&name| name.to_owned()).collect();
         self.waiting.push(self.root.clone());
         while let Some(module) = self.waiting.pop() {
-            let path = Path::new(SOURCE).join(module.join("/"));
+            let path = self.source.join(module.join("/"));
             let files = [".rs", "/mod.rs", "/lib.rs"];
             let mut files = files
                 .map(|end| PathBuf::from(format!("{}{end}", path.display())))

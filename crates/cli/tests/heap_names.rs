@@ -4,7 +4,7 @@
 //! Each profile here is a file, made as a process writes it. So its list of mappings can say
 //! anything.
 
-use pinfold::profile::{HEAP_MAGIC, HEAP_VERSION, Head, RECORDS_AT, Record};
+use pinfold::internal::profile::{HEAP_MAGIC, HEAP_VERSION, Head, RECORDS_AT, Record};
 use std::fs;
 use std::io::{Read, Write};
 use std::mem::offset_of;

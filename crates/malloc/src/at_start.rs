@@ -4,9 +4,10 @@
 //! environment asks for start. A thread may load the unwinder's library then, but not in an
 //! allocation.
 
-use crate::{control, guard, heap_profile, live};
+use crate::{control, guard, heap_profile};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
+use pinfold::internal::show;
 
 /// Whether the program allocates by another copy of this crate.
 static IS_IDLE: AtomicBool = AtomicBool::new(false);
@@ -29,7 +30,7 @@ static AT_START: extern "C" fn() = at_start;
 static AT_END: extern "C" fn() = at_end;
 
 extern "C" fn at_start() {
-    live::serve_by(&control::SERVER);
+    show::serve_by(&control::SERVER);
     if !IS_IDLE.load(Relaxed) {
         heap_profile::start_as_asked();
         guard::start_as_asked();

@@ -45,14 +45,13 @@
 //! | `BUSY` | the thread that wrote `BUSY`, after it started the shepherd or failed to | `ON` |
 //! | `BUSY` | the thread that wrote `BUSY`, after it stopped the shepherd | `OFF` |
 
-use crate::init;
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use core::time::Duration;
 use pinfold::arena;
-use pinfold::fork::{self, Hooks, Rank};
-use pinfold::internal::{coarse_milliseconds, keep_errno, uncancelled};
+use pinfold::internal::fork::{self, Hooks, Rank};
+use pinfold::internal::{coarse_milliseconds, heap, keep_errno, uncancelled};
 use pinfold::shepherd::{self, Automatic, Running, Shepherd};
 use pinfold::topology::{self, CpuSet};
 
@@ -164,7 +163,7 @@ static THREAD: Place = Place(UnsafeCell::new(None));
 /// makes a thread. By then, the program may be in a sandbox that forbids the system calls of the
 /// start.
 pub fn library_loaded() {
-    init::ready();
+    heap::ready();
     let wish = pinfold_rseq::env::parsed(VARIABLE, parse).unwrap_or(Wish::Auto);
     // SAFETY: the loader calls this once, before anything reads the settings.
     unsafe {

@@ -10,9 +10,10 @@
 
 use crate::changeable::{Changeable, SETTINGS, publish};
 use crate::heap_profile::MAX_INTERVAL;
-use crate::live::Server;
-use crate::profiled;
-use pinfold::profile;
+use pinfold::internal::heap::sampling;
+use pinfold::internal::loader_is_idle;
+use pinfold::internal::profile;
+use pinfold::internal::show::Server;
 use pinfold::segment::{Answer, Code, GET, HEAP_START, HEAP_STOP, SET, TRIM};
 use pinfold::shepherd::{self, Reach};
 use pinfold::slab;
@@ -69,9 +70,9 @@ fn heap_start(interval: u64, reach: Reach) -> Answer {
     }
     let is_shepherd = reach != Reach::ThisCpu || shepherd::is_automatic();
     let started = match is_shepherd {
-        true => profiled::start_apart(interval),
+        true => sampling::start_apart(interval),
         // A slow path may be inside the loader, which must not be called again there.
-        false => profiled::loader_is_idle() && profiled::start(interval),
+        false => loader_is_idle() && sampling::start(interval),
     };
     if started {
         return Answer::new(Code::Done, interval);
@@ -83,7 +84,7 @@ fn heap_start(interval: u64, reach: Reach) -> Answer {
 }
 
 fn heap_stop() -> Answer {
-    if profiled::is_profiling() && profiled::stop() {
+    if sampling::is_profiling() && sampling::stop() {
         return Answer::new(Code::Done, 0);
     }
     Answer::new(Code::Refused, 0)

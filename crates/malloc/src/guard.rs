@@ -16,13 +16,13 @@
 //! Then it writes a report, and ends the process.
 //!
 //! While no blocks are guarded, this costs no instruction of an allocation or a free of up to
-//! 512 KiB. While they are, an allocation costs a few more instructions. See `pinfold::guarded` for
-//! the pages, and docs/guarded-blocks.md for what is found.
+//! 512 KiB. While they are, an allocation costs a few more instructions. See
+//! docs/guarded-blocks.md for what is found.
 
-use crate::{init, profiled};
-use pinfold::guarded;
+use pinfold::internal::guarded;
+use pinfold::internal::heap::{self, sampling};
 use pinfold::internal::keep_errno;
-pub use pinfold::profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
+pub use pinfold::internal::profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_rseq::env;
 
 /// The environment variable that turns guarded blocks on at the start: `on`, or the mean bytes from
@@ -40,20 +40,20 @@ pub const VARIABLE: &str = "PINFOLD_GUARD";
 /// The first start may load the unwinder's library, so a signal handler must not be the first to
 /// call this.
 pub fn start(interval: u64) -> bool {
-    init::ready();
-    profiled::start_guarding(interval)
+    heap::ready();
+    sampling::start_guarding(interval)
 }
 
 /// Guards no further blocks. Blocks that are guarded stay so, and their reports still come.
 ///
 /// Returns false if another thread is starting or stopping samples.
 pub fn stop() -> bool {
-    profiled::stop_guarding()
+    sampling::stop_guarding()
 }
 
 /// Returns whether blocks are being guarded. Costs one load.
 pub fn is_on() -> bool {
-    profiled::is_guarding()
+    sampling::is_guarding()
 }
 
 /// Returns how many blocks were guarded so far, and how many of these were freed.
@@ -68,7 +68,7 @@ pub fn counts() -> (u64, u64) {
 
 /// Starts guarding if the environment asks for it.
 pub(crate) fn start_as_asked() {
-    if let Some(interval) = env::parsed(VARIABLE, profiled::parse) {
+    if let Some(interval) = env::parsed(VARIABLE, sampling::parse) {
         keep_errno(|| start(interval));
     }
 }

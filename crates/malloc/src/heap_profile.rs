@@ -15,14 +15,14 @@
 //!
 //! `pinfold heap` reads the profile of a running process, and adds the names of functions.
 
-pub use crate::profiled::VARIABLE;
-use crate::{init, mode, profiled};
 use core::ffi::CStr;
-use pinfold::internal::{keep_errno, set_errno};
-use pinfold::profile;
+pub use pinfold::internal::heap::sampling::VARIABLE;
+use pinfold::internal::heap::{self, sampling};
+use pinfold::internal::profile;
 #[doc(hidden)]
-pub use pinfold::profile::forbid_walks;
-pub use pinfold::profile::{DEFAULT_INTERVAL, MAX_INTERVAL, Totals};
+pub use pinfold::internal::profile::forbid_walks;
+pub use pinfold::internal::profile::{DEFAULT_INTERVAL, MAX_INTERVAL, Totals};
+use pinfold::internal::{keep_errno, set_errno};
 use pinfold_rseq::env;
 
 /// The environment variable that names the file to which the profile is written when the process
@@ -36,8 +36,8 @@ pub const FILE_VARIABLE: &str = "PINFOLD_HEAP_FILE";
 /// profile. The first start makes a few system calls, and may load the unwinder's library, so a
 /// signal handler must not be the first to call this.
 pub fn start(interval: u64) -> bool {
-    init::ready();
-    profiled::start(interval)
+    heap::ready();
+    sampling::start(interval)
 }
 
 /// Turns the profile off. Blocks that were sampled are still known, so their frees still count, and
@@ -45,12 +45,12 @@ pub fn start(interval: u64) -> bool {
 ///
 /// Returns false if another thread is starting or stopping the profile.
 pub fn stop() -> bool {
-    profiled::stop()
+    sampling::stop()
 }
 
 /// Returns whether the profile is on. Costs one load.
 pub fn is_on() -> bool {
-    profiled::is_profiling()
+    sampling::is_profiling()
 }
 
 /// Returns whether there was ever a profile. Costs a load.
@@ -60,13 +60,13 @@ pub(crate) fn exists() -> bool {
 
 /// Returns whether a thread is starting or stopping the profile.
 pub(crate) fn is_busy() -> bool {
-    mode::is_changing()
+    heap::is_changing()
 }
 
 /// Returns whether allocations are sampled: for a profile, or for a tracer that is attached to the
 /// probes. Costs one load.
 pub fn is_sampling() -> bool {
-    mode::is_sampling()
+    heap::is_sampling()
 }
 
 /// Returns the sums over all call stacks. Reads every call stack's counts.
@@ -104,7 +104,7 @@ pub fn write(path: &CStr) -> bool {
 
 /// Starts the profile if the environment asks for it.
 pub(crate) fn start_as_asked() {
-    if let Some(interval) = env::parsed(VARIABLE, profiled::parse) {
+    if let Some(interval) = env::parsed(VARIABLE, sampling::parse) {
         keep_errno(|| start(interval));
     }
 }

@@ -12,15 +12,15 @@
 //!
 //! | size | what serves it |
 //! |---|---|
-//! | up to 512 KiB | the cache of the size class ([`pinfold::slab::kmalloc`]) |
+//! | up to 512 KiB | the cache of the size class |
 //! | below 62 MiB | a run of the arena ([`pinfold::arena`]) |
 //! | 62 MiB and more | a mapping of its own |
 //!
-//! Each CPU has an array of pointers to free blocks for each size class, its *sheaf*. `heap::alloc`
+//! Each CPU has an array of pointers to free blocks for each size class, its *sheaf*. `malloc`
 //! finds the size class and pops a block off the CPU's sheaf. For sizes up to 32 KiB, both are one
 //! critical section. If the sheaf is empty, the slab layer supplies another sheaf.
 //!
-//! `heap::free` reads the block's class from the page map, and pushes the block onto the CPU's
+//! `free` reads the block's class from the page map, and pushes the block onto the CPU's
 //! sheaf of that class.
 //!
 //! This crate defines the C malloc family under prefixed names, so that the C parts of a Rust
@@ -34,68 +34,18 @@ pub mod background;
 pub mod c;
 pub mod changeable;
 mod control;
-mod count;
-mod gate;
 pub mod guard;
-mod heap;
 pub mod heap_profile;
-mod init;
-mod live;
-mod mode;
-mod profiled;
-mod realloc;
 pub mod settings;
 
 use core::alloc::{GlobalAlloc, Layout};
+use pinfold::internal::heap;
 
 /// Functions that `pinfold-names` inlines into `malloc`, `free` and the operators.
 #[doc(hidden)]
 pub mod inlined {
+    pub use pinfold::internal::heap::{alloc, alloc_fast, alloc_slow, checks, fits, free};
     pub use pinfold_rseq::near;
-
-    /// Allocates a block of `size` bytes from the CPU's sheaf. Returns null if the caller must call
-    /// [`alloc_slow`] instead.
-    #[inline(always)]
-    pub fn alloc_fast(size: usize) -> *mut u8 {
-        crate::gate::alloc_fast(size)
-    }
-
-    /// Allocates like [`pinfold_malloc`](crate::c::pinfold_malloc), after [`alloc_fast`] has
-    /// returned null.
-    #[inline(always)]
-    pub fn alloc_slow(size: usize) -> *mut u8 {
-        crate::heap::alloc_slow(size)
-    }
-
-    /// Allocates like [`pinfold_malloc`](crate::c::pinfold_malloc).
-    #[inline(always)]
-    pub fn alloc(size: usize) -> *mut u8 {
-        crate::heap::alloc(size)
-    }
-
-    /// Returns whether this process checks the blocks that it frees.
-    #[inline(always)]
-    pub fn checks() -> bool {
-        pinfold::slab::kmalloc::any_checks()
-    }
-
-    /// Returns true if `block` may have been allocated for `size` bytes at a multiple of `align`,
-    /// or if the process is neither hardened nor debugged. Otherwise reports the fault.
-    #[inline(always)]
-    pub fn fits(block: *mut u8, size: usize, align: usize) -> bool {
-        crate::heap::fits(block, size, align)
-    }
-
-    /// Frees like [`pinfold_free`](crate::c::pinfold_free).
-    ///
-    /// # Safety
-    ///
-    /// `block` is null or a block of this crate, and is not used any more.
-    #[inline(always)]
-    pub unsafe fn free(block: *mut u8) {
-        // SAFETY: the caller passes ownership of `block`, which is null or a block of this crate.
-        unsafe { crate::heap::free(block) };
-    }
 }
 
 /// The allocator, for `#[global_allocator]`. All instances are the same allocator.
@@ -142,7 +92,7 @@ unsafe impl GlobalAlloc for Pinfold {
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: `GlobalAlloc` requires a block that this allocator made for `layout`.
-        unsafe { realloc::realloc_exact(block, layout, size) }
+        unsafe { heap::realloc_exact(block, layout, size) }
     }
 }
 

@@ -10,10 +10,10 @@
 pub use crate::background::VARIABLE as SHEPHERD;
 pub use crate::guard::VARIABLE as GUARD;
 pub use crate::heap_profile::FILE_VARIABLE as HEAP_FILE;
-pub use crate::live::VARIABLE as SEGMENT;
-pub use crate::profiled::VARIABLE as HEAP;
-pub use crate::profiled::parse as parse_heap_interval;
 pub use pinfold::arena::{HUGE_PAGES_VARIABLE as THP, LIMIT_VARIABLE as MEMORY_LIMIT};
+pub use pinfold::internal::heap::SIZED_FREE;
+pub use pinfold::internal::heap::sampling::{VARIABLE as HEAP, parse as parse_heap_interval};
+pub use pinfold::internal::show::VARIABLE as SEGMENT;
 pub use pinfold::mempolicy::VARIABLE as POLICY;
 pub use pinfold::segment::DIRECTORY_VARIABLE as STATS;
 pub use pinfold::slab::HARDENED_VARIABLE as HARDENED;
@@ -25,10 +25,6 @@ pub const LIBRARY: &str = "PINFOLD_LIBRARY";
 /// The environment variable that says whether `dlopen` keeps the flag `RTLD_DEEPBIND`, for
 /// `libpinfold.so`.
 pub const DEEPBIND: &str = "PINFOLD_DEEPBIND";
-/// The environment variable that says whether hardened and debugged caches check the size that a
-/// sized free passes.
-pub const SIZED_FREE: &str = "PINFOLD_SIZED_FREE";
-
 /// Returns whether [`DEEPBIND`] is set to `keep`. Reads the environment.
 pub fn keeps_deepbind() -> bool {
     env::parsed(DEEPBIND, parse_deepbind) == Some(true)
@@ -44,36 +40,11 @@ fn parse_deepbind(value: &[u8]) -> Option<bool> {
     }
 }
 
-/// Returns whether [`SIZED_FREE`] is not `ignore`. Reads the environment at the first call.
-pub(crate) fn checks_sized_free() -> bool {
-    const UNREAD: u8 = 2;
-    static ANSWER: AtomicU8 = AtomicU8::new(UNREAD);
-    // Relaxed: all threads read the same value in the environment.
-    match ANSWER.load(Relaxed) {
-        UNREAD => {
-            let answer = env::parsed(SIZED_FREE, parse_sized_free) != Some(false);
-            ANSWER.store(u8::from(answer), Relaxed);
-            answer
-        }
-        answer => answer == 1,
-    }
-}
-
-/// Returns whether the value of [`SIZED_FREE`] means that sizes are checked. Returns `None` for an
-/// invalid value.
-fn parse_sized_free(value: &[u8]) -> Option<bool> {
-    match value {
-        b"check" => Some(true),
-        b"ignore" => Some(false),
-        _ => None,
-    }
-}
-
-use crate::{background, init, live, mode};
+use crate::background;
 use core::fmt::{self, Write};
 use core::str::{FromStr, from_utf8};
-use core::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use pinfold::arena::{HugePages, Limit};
+use pinfold::internal::{heap, show};
 use pinfold::mempolicy::{self, Mempolicy};
 use pinfold::slab::{debug, parse_hardened};
 use pinfold::topology::parse_fake_nodes;
@@ -163,7 +134,7 @@ pub static SETTINGS: [Setting; 16] = [
         values: "check or ignore",
         default: "check",
         help: "whether caches that check for faults check the size that a sized delete passes",
-        grammar: Grammar::Word(|value| parse_sized_free(value).is_some()),
+        grammar: Grammar::Word(|value| heap::parse_sized_free(value).is_some()),
     },
     Setting {
         name: HEAP,
@@ -205,7 +176,7 @@ pub static SETTINGS: [Setting; 16] = [
         values: "on or off",
         default: "on",
         help: "whether other processes can read what the allocator does",
-        grammar: Grammar::Word(|value| live::parse(value).is_some()),
+        grammar: Grammar::Word(|value| show::parse(value).is_some()),
     },
     Setting {
         name: DEEPBIND,
@@ -315,8 +286,8 @@ pub fn tell() {
         if let Err(wrong) = setting.check(value) {
             line(setting.name, value, &wrong);
         } else if setting.name == STATS {
-            init::ready();
-            if !mode::reports() {
+            heap::ready();
+            if !heap::counts_calls() {
                 let remedy = "the statistics' file cannot be made there; name a directory that this process may write to";
                 line(STATS, value, &remedy);
             }

@@ -276,7 +276,7 @@ fn failed(size: usize, throws: bool) -> Block {
         // to be undone.
         unsafe { throw() };
     }
-    pinfold::abort(format_args!(
+    pinfold::internal::abort(format_args!(
         "operator new: no memory for {size} bytes, and no C++ runtime in this program that could throw std::bad_alloc"
     ))
 }

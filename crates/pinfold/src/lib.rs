@@ -56,45 +56,31 @@ pub mod arena;
 mod cache_units;
 pub mod counter;
 mod counter_units;
+mod fork;
+mod guarded;
+mod heap;
 #[doc(hidden)]
-pub mod fork;
-pub mod guarded;
-#[doc(hidden)]
-pub mod internal {
-    //! What the other crates of this workspace use. Other crates must not: it may change in any
-    //! release.
-
-    pub use crate::sys::{coarse_milliseconds, decimal, errno, keep_errno, set_errno, uncancelled};
-}
+pub mod internal;
 mod last_words;
 mod lock;
 pub mod mempolicy;
 mod nodes;
 pub mod pages;
 pub mod percpu;
-pub mod profile;
+mod profile;
 mod sanitizer;
 pub mod segment;
 pub mod shepherd;
+mod show;
 pub mod slab;
 mod sys;
 pub mod topology;
 pub mod vmstat;
 
-/// Ends the process with a message on standard error, after an invariant was violated.
-///
-/// Going on would lose data. Allocates nothing.
-#[doc(hidden)]
-#[cold]
-pub fn abort(message: core::fmt::Arguments<'_>) -> ! {
-    sys::die(message)
-}
-
-/// Ends the process as [`abort`] does, and writes the thread's call stack after the message. The
+/// Ends the process as `sys::die` does, and writes the thread's call stack after the message. The
 /// walk may allocate, so the caller holds no lock of this library.
-#[doc(hidden)]
 #[cold]
-pub fn abort_with_callers(message: core::fmt::Arguments<'_>) -> ! {
+pub(crate) fn abort_with_callers(message: core::fmt::Arguments<'_>) -> ! {
     last_words::write(message);
     slab::debug::write_callers();
     // SAFETY: `abort` has no preconditions.

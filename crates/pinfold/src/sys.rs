@@ -7,6 +7,7 @@
 mod files;
 mod futex;
 mod limits;
+mod loader;
 
 pub use files::decimal;
 pub(crate) use files::{
@@ -20,6 +21,7 @@ pub(crate) use limits::{
     address_space_left, allowed_nodes, commits_strictly, least_free, mapped, mappings_most,
     resource_limit,
 };
+pub use loader::loader_is_idle;
 
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicUsize;
@@ -35,6 +37,7 @@ pub fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
 }
 
 /// Returns the calling thread's `errno`.
+#[inline]
 pub fn errno() -> libc::c_int {
     // SAFETY: the C library returns the address of the calling thread's errno, which no other
     // thread accesses.
@@ -42,6 +45,7 @@ pub fn errno() -> libc::c_int {
 }
 
 /// Sets the calling thread's `errno`.
+#[inline]
 pub fn set_errno(errno: libc::c_int) {
     // SAFETY: the C library returns the address of the calling thread's errno, which no other
     // thread accesses.
@@ -457,7 +461,7 @@ pub(crate) fn sleep_microseconds(microseconds: u32) {
 ///
 /// Going on would lose data. Allocates nothing.
 #[cold]
-pub(crate) fn die(message: core::fmt::Arguments<'_>) -> ! {
+pub fn die(message: core::fmt::Arguments<'_>) -> ! {
     crate::last_words::write(message);
     // SAFETY: `abort` has no preconditions.
     unsafe { libc::abort() }

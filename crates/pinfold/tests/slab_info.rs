@@ -6,8 +6,9 @@
 
 mod slabinfo_text;
 
+use pinfold::internal::kmalloc;
 use pinfold::slab::debug::{Report, Verdict, on_report};
-use pinfold::slab::{DebugFlags, KmemCache, caches, kmalloc, slabinfo};
+use pinfold::slab::{DebugFlags, KmemCache, caches, slabinfo};
 use slabinfo_text::{Line, parse};
 use std::alloc::Layout;
 use std::collections::HashMap;

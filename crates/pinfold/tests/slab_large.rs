@@ -1,7 +1,8 @@
 //! The size classes above 32 KiB: the CPU's sheaves serve them, in bounded memory, and blocks are
 //! zeroed only if they must be.
 
-use pinfold::slab::{Info, caches, kmalloc, shrink_all};
+use pinfold::internal::kmalloc;
+use pinfold::slab::{Info, caches, shrink_all};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Runs one test at a time, because the classes belong to the process.

@@ -1,7 +1,7 @@
 //! Heap profiles of object caches: every way to get an object is sampled, and every way to free it
 //! is seen. The tests sample each allocation, so all sums are exact.
 
-use pinfold::profile;
+use pinfold::internal::profile;
 use pinfold::slab::{KmemCache, MemPool};
 use pinfold::topology::{CpuSet, affinity, set_affinity};
 use std::alloc::Layout;

@@ -3,7 +3,8 @@
 
 use pinfold::arena;
 use pinfold::counter::EventCounter;
-use pinfold::slab::{KmemCache, kmalloc};
+use pinfold::internal::kmalloc;
+use pinfold::slab::KmemCache;
 use std::alloc::Layout;
 
 /// Returns the bytes of address space that the process has mapped.

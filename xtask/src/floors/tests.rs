@@ -1,6 +1,7 @@
 use super::*;
 
 const HOUSE: Floors = Floors {
+    package: "pinfold",
     folder: &["house"],
     enforced: true,
     groups: &[
@@ -186,10 +187,8 @@ fn tables_name_each_module_once_and_are_found_by_folder() {
         let once: BTreeSet<_> = modules.iter().collect();
         assert_eq!(once.len(), modules.len(), "{floors}");
     }
-    assert_eq!(Floors::of("crate").unwrap().path(), Path::new(SOURCE));
-    assert_eq!(
-        Floors::of("slab").unwrap().path(),
-        Path::new(SOURCE).join("slab")
-    );
+    let source = Path::new("crates/pinfold/src");
+    assert_eq!(Floors::of("pinfold").unwrap().path(), source);
+    assert_eq!(Floors::of("slab").unwrap().path(), source.join("slab"));
     assert!(Floors::of("house").is_err());
 }

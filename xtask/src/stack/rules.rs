@@ -126,7 +126,6 @@ const ENDS: &[&str] = &[
     "core::slice::copy_from_slice_impl::len_mismatch_fail*",
     "core::slice::index::slice_*",
     "core::str::slice_error_fail*",
-    "pinfold::abort",
     "pinfold::abort_with_callers",
     "pinfold::sys::die",
     // Only called when the process ends.
@@ -142,7 +141,7 @@ const EXCLUDED: &[&str] = &[
     "pinfold_malloc::changeable::publish",
     // Makes a thread, if another process asks for a heap profile. Runs in a shepherd's thread, or
     // in the program's own call of `tick`.
-    "pinfold_malloc::profiled::start_apart",
+    "pinfold::heap::sampling::start_apart",
     // Runs once, and its text is written on a stack of its own. The process ends.
     "pinfold::guarded::report::write",
     // Walks the stack for a heap profile, on a stack of its own.
@@ -180,18 +179,24 @@ const POINTERS: &[(&str, &[&str])] = &[
         "pinfold::shepherd::*",
         &[
             "pinfold::slab::idle::drain",
-            "pinfold_malloc::live::look",
-            "pinfold_malloc::profiled::look",
+            "pinfold::heap::sampling::look",
+            "pinfold::show::live::look",
         ],
     ),
-    // The server of requests, which `control` hands to `live`.
+    // The functions of the server of requests, without the one that shows the settings.
     (
-        "pinfold_malloc::live::look",
-        &["pinfold_malloc::control::serve"],
+        "pinfold::show::live::look",
+        &[
+            "pinfold_malloc::control::makes_new_calls",
+            "pinfold_malloc::control::serve",
+        ],
     ),
+    // The server's function that shows the settings loads and stores a few words.
+    ("pinfold::show::file::fill_in", &[]),
+    ("pinfold::show::live::publish", &[]),
     // The functions of the settings load or store a few words. They use less stack than what else
     // a request may ask for.
-    ("pinfold_malloc::control::serve", &[]),
+    ("pinfold_malloc::control::*", &[]),
     // Constructors of objects are the program's own code.
     (
         "pinfold::slab::handler_frees::<impl pinfold::slab::node::Node>::take_back",

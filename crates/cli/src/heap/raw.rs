@@ -6,7 +6,7 @@ use super::naming::Subject;
 use crate::foreign::{Mapping, Process};
 use crate::live::{Source, Unreadable, memory_file};
 use anyhow::{Context, Result, bail};
-use pinfold::profile::{
+use pinfold::internal::profile::{
     BYTES, Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, MAX_RECORDS, RECORDS_AT, Record,
 };
 use std::io;

@@ -11,9 +11,9 @@
 use super::snapshot::{Refused, Snapshot};
 use super::source::Unreadable;
 use crate::foreign::{Content, Memory, Process};
-use pinfold::profile::BYTES;
+use pinfold::internal::kmalloc::MAX_SMALL_SIZE;
+use pinfold::internal::profile::BYTES;
 use pinfold::segment::{MAGIC, Mailbox, Segment, VERSION};
-use pinfold::slab::kmalloc::MAX_SMALL_SIZE;
 use std::io::{self, ErrorKind};
 use std::mem::offset_of;
 use std::sync::atomic::AtomicU64;

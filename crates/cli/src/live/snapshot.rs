@@ -1,11 +1,11 @@
 //! What a statistics segment says at one moment.
 
 use super::calls::Calls;
+use pinfold::internal::kmalloc;
 use pinfold::segment::{
     CACHES, COUNTERS, CacheRow, CounterRow, EVENTS, Kind, MAGIC, NODES, NodeEvents, NodeMemory,
     SETTINGS, Segment, SlabEvent, VERSION,
 };
-use pinfold::slab::kmalloc;
 use pinfold::vmstat::Item;
 use serde::Serialize;
 use std::fmt;

@@ -1,6 +1,6 @@
 //! Files as the command expects them of other processes, with wrong content.
 
-use pinfold::profile::{FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, RECORDS_AT, Record};
+use pinfold::internal::profile::{FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, RECORDS_AT, Record};
 use pinfold::segment::{CacheRow, CounterRow, MAGIC, NodeEvents, NodeMemory, Segment, VERSION};
 use std::ffi::CStr;
 use std::fs::File;

@@ -4,7 +4,7 @@ use crate::elf::{self, Debug};
 use crate::fakes;
 use crate::neighbour::stay;
 use crate::programs::{ESCAPES, Random, SECRET, set_name};
-use pinfold::profile::{FRAMES, MAX_RECORDS};
+use pinfold::internal::profile::{FRAMES, MAX_RECORDS};
 use pinfold::segment::{
     CacheRow, FILE, MAILBOX_FILE, Mailbox, NodeEvents, PROFILE_FILE, SLOTS, Segment,
 };

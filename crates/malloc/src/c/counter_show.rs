@@ -4,9 +4,9 @@
 
 use super::support::{answer, failed};
 use super::text::str_of;
-use crate::heap;
 use core::ffi::{c_char, c_int};
 use pinfold::counter::{EventCounter, PerCpuCounter};
+use pinfold::internal::heap;
 use pinfold::segment::{self, Counted};
 
 /// Shows `this` under `name`. Returns 0, or −1 with errno.

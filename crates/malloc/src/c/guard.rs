@@ -2,8 +2,8 @@
 
 use super::heap::answer;
 use crate::guard::{self, MAX_INTERVAL};
-use crate::mode;
 use core::ffi::c_int;
+use pinfold::internal::heap;
 
 /// Guards some blocks from now on. Returns 0, or -1 with EINVAL, ENOMEM or EBUSY.
 #[unsafe(no_mangle)]
@@ -12,7 +12,7 @@ pub extern "C" fn pinfold_guard_start(interval: u64) -> c_int {
         return answer(false, libc::EINVAL);
     }
     let done = guard::start(interval);
-    let busy = mode::is_changing();
+    let busy = heap::is_changing();
     answer(done, if busy { libc::EBUSY } else { libc::ENOMEM })
 }
 

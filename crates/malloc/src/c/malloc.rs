@@ -4,10 +4,9 @@
 //! overflows, EINVAL for an invalid alignment.
 
 use super::support::{failed, null_with};
-use crate::{heap, init, realloc};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
-use pinfold::internal::keep_errno;
+use pinfold::internal::{heap, keep_errno, kmalloc};
 use pinfold::{arena, slab};
 use pinfold_rseq::kernel::page_size as os_page;
 
@@ -66,7 +65,7 @@ pub unsafe extern "C" fn pinfold_realloc(block: *mut c_void, size: usize) -> *mu
         return null_mut();
     }
     // SAFETY: the caller owns `block`, which came from this API and is not null.
-    unsafe { realloc::realloc(block.cast(), size).cast() }
+    unsafe { heap::realloc(block.cast(), size).cast() }
 }
 
 /// Changes the size of a block to `count` objects of `size` bytes (`reallocarray`), like
@@ -208,7 +207,7 @@ pub extern "C" fn pinfold_malloc_trim(_pad: usize) -> c_int {
 /// fails. Costs a few stores.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_set_memory_limit(bytes: usize) {
-    init::ready();
+    heap::ready();
     arena::set_memory_limit(Some(bytes).filter(|&bytes| bytes > 0));
 }
 
@@ -216,7 +215,7 @@ pub extern "C" fn pinfold_set_memory_limit(bytes: usize) {
 /// Costs a few loads.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_memory_limit() -> usize {
-    init::ready();
+    heap::ready();
     arena::memory_limit().unwrap_or(0)
 }
 
@@ -252,7 +251,7 @@ pub struct Mallinfo2 {
 pub extern "C" fn pinfold_mallinfo2() -> Mallinfo2 {
     let huge = arena::huge_total();
     let held = arena::held() as usize;
-    let in_use = slab::kmalloc::in_use() + arena::large_in_use();
+    let in_use = kmalloc::in_use() + arena::large_in_use();
     let free = (held - huge.min(held)).saturating_sub(in_use);
     Mallinfo2 {
         arena: held - huge.min(held),

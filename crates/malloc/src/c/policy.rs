@@ -234,7 +234,7 @@ pub unsafe extern "C" fn pinfold_mempolicy_get(this: *mut CPolicy) -> *mut CPoli
     if let Some(policy) = unsafe { this.as_ref() }
         && policy.count.fetch_add(1, Relaxed) > MAX_HOLDERS
     {
-        pinfold::abort(format_args!(
+        pinfold::internal::abort(format_args!(
             "a memory policy was taken again and again, and never put"
         ));
     }

@@ -3,12 +3,12 @@
 
 use super::support::boxed;
 use super::text::{Text, c_name};
-use crate::{heap, init};
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::fmt::{self, Write};
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Release};
+use pinfold::internal::heap;
 use pinfold::slab::debug::{self, Kind, Report, Verdict};
 use pinfold_rseq::kernel;
 
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn pinfold_slab_on_report(
     handler: Option<Handler>,
     context: *mut c_void,
 ) -> c_int {
-    init::ready();
+    heap::ready();
     let registered = match handler {
         None => null_mut(),
         Some(handler) => {

@@ -1,11 +1,10 @@
 //! Helpers that the parts of the C API share: they allocate the values behind C handles, and
 //! convert the library's errors to errno values.
 
-use crate::heap;
 use core::ffi::{c_int, c_void};
 use core::ptr::{NonNull, null_mut};
 use pinfold::counter::{CounterError, SharedError};
-use pinfold::internal::set_errno;
+use pinfold::internal::{heap, set_errno};
 use pinfold::mempolicy::{PolicyError, RangeError};
 use pinfold::segment::ShowError;
 use pinfold::shepherd::ShepherdError;

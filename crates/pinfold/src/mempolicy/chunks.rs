@@ -142,7 +142,7 @@ impl<T> Pool<T> {
     pub(super) fn take(&mut self) -> *mut T {
         let unit = self.free;
         if unit.is_null() {
-            crate::abort(format_args!(
+            sys::die(format_args!(
                 "a map of ranges used more units than it had reserved"
             ));
         }

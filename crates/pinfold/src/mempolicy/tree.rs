@@ -177,7 +177,7 @@ impl Node {
     pub(super) fn put(&self, at: usize, entry: Entry) {
         let places = (self.starts.get(at), self.ends.get(at), self.below.get(at));
         let (Some(start), Some(end), Some(below)) = places else {
-            crate::abort(format_args!(
+            crate::sys::die(format_args!(
                 "a node of a map of ranges has too many entries"
             ));
         };

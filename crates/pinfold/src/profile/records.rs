@@ -94,14 +94,6 @@ impl Counts {
 
     /// Returns what a sample of `size` bytes stands for: the inverse of the probability that an
     /// allocation of this size is sampled, 1 − e^(−size/interval).
-    ///
-    /// ```
-    /// use pinfold::profile::Counts;
-    ///
-    /// // A small block stands for an interval of bytes, a large one for itself.
-    /// assert_eq!(Counts::of(64, 524_288).bytes / 1000, 524);
-    /// assert_eq!(Counts::of(64 << 20, 524_288).objects, Counts::ONE);
-    /// ```
     pub fn of(size: usize, interval: u64) -> Counts {
         let probability = math::one_minus_exp(size.max(1) as f64 / interval.max(1) as f64);
         let objects = (Counts::ONE as f64 / probability + 0.5) as u64;

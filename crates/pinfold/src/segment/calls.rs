@@ -6,14 +6,6 @@ use crate::counter_units;
 use crate::vmstat::{Item, VmEvents};
 
 /// An event that is counted at each call, in a process that was asked to count.
-///
-/// # Examples
-///
-/// ```
-/// use pinfold::segment::Call;
-///
-/// assert_ne!(Call::alloc(3), Call::free(3));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call(usize);
 
@@ -35,39 +27,18 @@ impl Call {
     pub const FAILED: Call = Call(3 * CLASSES + 6);
 
     /// Returns the event of an allocation of class `class`.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// let alloc = pinfold::segment::Call::alloc(0);
-    /// assert_ne!(alloc, pinfold::segment::Call::alloc(1));
-    /// ```
     #[inline]
     pub const fn alloc(class: usize) -> Call {
         Call(class)
     }
 
     /// Returns the event of a free of class `class`.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// let free = pinfold::segment::Call::free(0);
-    /// assert_ne!(free, pinfold::segment::Call::alloc(0));
-    /// ```
     #[inline]
     pub const fn free(class: usize) -> Call {
         Call(CLASSES + class)
     }
 
     /// Returns the event of bytes that callers asked for, in blocks of class `class`.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// let requested = pinfold::segment::Call::requested(0);
-    /// assert_ne!(requested, pinfold::segment::Call::free(0));
-    /// ```
     #[inline]
     pub const fn requested(class: usize) -> Call {
         Call(2 * CLASSES + class)
@@ -108,19 +79,6 @@ impl Item for Call {
 }
 
 /// The part of the units that other processes can read, for [`share_units`].
-///
-/// # Examples
-///
-/// ```
-/// use pinfold::segment::{Call, place_calls};
-/// use pinfold::vmstat::VmEvents;
-///
-/// static CALLS: VmEvents<Call> = VmEvents::new();
-/// // Nothing else was counted, so the whole pages with the calls can be shared.
-/// if let Some(shared) = place_calls(&CALLS) {
-///     assert!(shared.units > 1 && shared.bytes.is_multiple_of(4096));
-/// }
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
     /// The number of units.

@@ -10,7 +10,7 @@ pub const FILE: &CStr = c"pinfold";
 pub const MARK_FILE: &CStr = c"pinfold-mark";
 /// The name of the mailbox's file.
 pub const MAILBOX_FILE: &CStr = c"pinfold-mailbox";
-/// The name of the file with the records of a heap profile ([`crate::profile`]).
+/// The name of the file with the records of a heap profile.
 pub const PROFILE_FILE: &CStr = c"pinfold-heap";
 /// The seal that forbids `write` and new writable mappings, from Linux 5.1 on. The mapping that the
 /// process already has stays writable.

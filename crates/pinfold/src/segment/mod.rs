@@ -42,7 +42,8 @@ mod events;
 mod files;
 mod mailbox;
 
-pub use calls::{Call, Shared, place_calls, place_of, share_units};
+pub use calls::Call;
+pub(crate) use calls::{Shared, place_calls, place_of, share_units};
 pub use counters::{Counted, CountedSet, Kind, ShowError, hide, hide_at, show, show_set};
 pub use events::{EVENTS, NodeEvents, SlabEvent};
 pub use files::{
@@ -182,7 +183,7 @@ pub struct Segment {
     /// may store 0 there, at any time. The next calls of malloc then take a slow path, which looks
     /// for requests, and opens the path again.
     pub gates: [AtomicU64; 2],
-    /// The address of the heap profile's records ([`crate::profile::Head`]), or 0.
+    /// The address of the heap profile's records, or 0.
     pub profile: AtomicU64,
 }
 

@@ -60,7 +60,7 @@ unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
     unsafe { rest.write_bytes(0, block.len() - start) };
 }
 
-/// An allocator for collections, over the size classes ([`kmalloc`]). Serves any layout. The value
+/// An allocator for collections, over the size classes of malloc. Serves any layout. The value
 /// itself has no size.
 ///
 /// On the common path, an allocation and a free cost one critical section each. A layout above 512

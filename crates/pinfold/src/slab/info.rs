@@ -116,7 +116,7 @@ pub struct Info {
     is_hardened: bool,
 }
 
-/// Returns an iterator over all caches, including those of [`kmalloc`](super::kmalloc).
+/// Returns an iterator over all caches, including those of malloc's size classes.
 ///
 /// First makes the caches of size classes that do not exist yet, under a lock. The iteration takes
 /// no lock.

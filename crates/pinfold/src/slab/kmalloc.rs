@@ -1,15 +1,5 @@
 //! Caches by size, for callers that have no cache of their own. `malloc` is built on them.
 //!
-//! ```
-//! use pinfold::slab::kmalloc;
-//!
-//! assert!(kmalloc::init());
-//! let block = kmalloc::alloc(100);
-//! assert!(!block.is_null());
-//! // SAFETY: `alloc` returned the block for this size, and it is not used afterwards.
-//! unsafe { kmalloc::free_class(block, kmalloc::class_of(100)) };
-//! ```
-//!
 //! | bytes | step | unused part of a block, at most |
 //! |---|---|---|
 //! | 16 … 128 | 16 | |

@@ -71,7 +71,7 @@ mod idle;
 mod in_flight;
 mod info;
 mod key;
-pub mod kmalloc;
+pub(crate) mod kmalloc;
 mod kmem_cache;
 mod lifetime;
 mod look;
@@ -101,8 +101,7 @@ pub use attributes::Attributes;
 pub use builder::Builder;
 pub use debug::DebugFlags;
 pub use descriptor::{CacheError, MAX_OBJECT_SIZE, set_sheaf_budget};
-#[doc(hidden)]
-pub use events::show_all;
+pub(crate) use events::show_all;
 pub use info::{Info, Statistics, caches};
 #[doc(hidden)]
 pub use key::{HARDENED_VARIABLE, parse_hardened};
@@ -112,10 +111,10 @@ pub use look::Usage;
 pub use mempool::MemPool;
 pub use prefilled::{OutOfMemory, Prefilled};
 pub use reclaim::shrink_all;
+pub(crate) use reclaim::{make_room, or_reclaim, or_reclaim_for};
 #[doc(hidden)]
-pub use reclaim::{make_room, or_reclaim, or_reclaim_for, trim_everywhere, trim_here};
-#[doc(hidden)]
-pub use sheaf_units::tick;
+pub use reclaim::{trim_everywhere, trim_here};
+pub(crate) use sheaf_units::tick;
 pub use slabinfo::{Slabinfo, slabinfo};
 pub use tune::{sheaf_budget, sheaf_bytes};
 pub use typed::{

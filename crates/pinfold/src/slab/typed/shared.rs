@@ -332,7 +332,7 @@ impl<T> Clone for Shared<'_, T> {
 
 #[cold]
 fn too_many() -> ! {
-    crate::abort(format_args!("too many handles of one shared value"))
+    crate::sys::die(format_args!("too many handles of one shared value"))
 }
 
 impl<T> Drop for Shared<'_, T> {

@@ -1,9 +1,9 @@
 //! What happens at a process's first allocation, and at each fork.
 
-use crate::{count, gate, live, mode, profiled, settings};
-use pinfold::internal::keep_errno;
-use pinfold::slab::kmalloc;
-use pinfold::{fork, shepherd};
+use super::{blocks, counted, gate, mode, sampling};
+use crate::slab::kmalloc;
+use crate::sys::keep_errno;
+use crate::{fork, shepherd, show};
 
 /// Starts the allocator at the first call. Later calls cost a load. Leaves errno unchanged.
 ///
@@ -11,7 +11,7 @@ use pinfold::{fork, shepherd};
 /// once the first cache exists. They also serve the C library, which may allocate inside the calls
 /// that this function makes.
 #[inline]
-pub(crate) fn ready() {
+pub fn ready() {
     if !mode::is_plain() {
         keep_errno(get_ready);
     }
@@ -22,7 +22,8 @@ fn get_ready() {
     if mode::is_started() {
         return;
     }
-    // `pinfold` must not call `pthread_atfork`, which may allocate: this function calls it below.
+    // The other modules must not call `pthread_atfork`, which may allocate: this function calls it
+    // below.
     fork::handle();
     // The first cache is made before the steps that may allocate.
     if !kmalloc::init() || !mode::begin_start() {
@@ -30,11 +31,13 @@ fn get_ready() {
     }
     if kmalloc::any_checks() {
         // Reads the environment now, and not in a `free` beside a thread that changes it.
-        settings::checks_sized_free();
+        blocks::checks_sized_free();
     }
     // The first region, and the memory for the CPU's sheaves, are made later, by the first block.
-    if !count::start() {
-        live::start();
+    if show::start_file(&counted::CALLS) {
+        mode::count_calls();
+    } else {
+        show::start();
         if !gate::open() {
             mode::start_failed();
             return;
@@ -42,13 +45,13 @@ fn get_ready() {
     }
     // SAFETY: the handlers take no arguments, and their code stays loaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-    shepherd::register(profiled::look);
+    shepherd::register(sampling::look);
     mode::started();
 }
 
 extern "C" fn before_fork() {
     fork::prepare();
-    live::before_fork();
+    show::before_fork();
 }
 
 extern "C" fn in_parent() {
@@ -57,8 +60,10 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     // These calls come first: until they return, the child's counts go to the parent's segment.
-    count::start_in_child();
-    live::in_child();
-    profiled::in_child();
+    if mode::counts_calls() {
+        show::start_file_in_child(&counted::CALLS);
+    }
+    show::in_child();
+    sampling::in_child();
     fork::child();
 }

@@ -1,4 +1,4 @@
-//! The statistics segment that every process has, unless it has a file (`count`): shared memory
+//! The statistics segment that every process has, unless it has a file (`file`): shared memory
 //! that other processes may read.
 //!
 //! At the start, the process lays out one range of addresses:
@@ -7,7 +7,7 @@
 //! |---|---|---|---|
 //! | the mark | a page | an empty file without a name, mapped without any access | stays |
 //! | the mailbox | a page | a file: requests from other processes ([`look`]) | private memory |
-//! | the segment | [`Parts::end`] | a file: the statistics (`pinfold::segment`), sealed | private memory |
+//! | the segment | [`Parts::end`] | a file: the statistics (`segment`), sealed | private memory |
 //!
 //! Another process finds the mailbox and the segment in one of two ways:
 //!
@@ -30,16 +30,17 @@
 //!   with the counts that the parent had at the fork. The child makes no system call for this that
 //!   malloc does not make, because it may be in a sandbox.
 
+use super::{publish_settings, server};
+use crate::segment::{
+    self, Answer, CacheRow, Code, Consent, Mailbox, NodeEvents, Parts, Segment, Taken,
+};
+use crate::sys::{coarse_milliseconds, decimal, keep_errno, uncancelled};
+use crate::{arena, shepherd, slab};
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 use core::time::Duration;
-use pinfold::internal::{coarse_milliseconds, decimal, keep_errno, uncancelled};
-use pinfold::segment::{
-    self, Answer, CacheRow, Code, Consent, Mailbox, NodeEvents, Parts, Segment, Taken,
-};
-use pinfold::{arena, shepherd, slab};
 use pinfold_rseq::env;
 use pinfold_rseq::kernel::{self, page_size as page};
 
@@ -47,7 +48,7 @@ use pinfold_rseq::kernel::{self, page_size as page};
 pub const VARIABLE: &str = "PINFOLD_SEGMENT";
 
 /// Returns whether the variable's value means `on`. Returns `None` for an invalid value.
-pub(crate) fn parse(value: &[u8]) -> Option<bool> {
+pub fn parse(value: &[u8]) -> Option<bool> {
     match value {
         b"on" => Some(true),
         b"off" => Some(false),
@@ -375,39 +376,6 @@ fn replace(head: *mut u8, parts: Parts) -> bool {
         copy(from, head, parts);
     }
     true
-}
-
-/// What serves the requests of other processes.
-pub(crate) struct Server {
-    /// Shows the present values of the settings in the segment.
-    pub(crate) publish: fn(),
-    /// Returns whether `serve` may make system calls for this request that malloc does not make.
-    pub(crate) makes_new_calls: fn(what: u32, argument: u64) -> bool,
-    /// Does what the request asks for.
-    pub(crate) serve: fn(what: u32, argument: u64, reach: shepherd::Reach) -> Answer,
-}
-
-/// The server. Null until [`serve_by`] is called. Requests wait until then.
-static SERVER: AtomicPtr<Server> = AtomicPtr::new(null_mut());
-
-/// Has `server` serve the requests of other processes from now on, and shows the settings.
-pub(crate) fn serve_by(server: &'static Server) {
-    // Release pairs with the acquire in `server`.
-    SERVER.store(core::ptr::from_ref(server).cast_mut(), Release);
-    (server.publish)();
-}
-
-fn server() -> Option<&'static Server> {
-    // Acquire pairs with the release in `serve_by`: this thread sees the server's functions.
-    // SAFETY: the address is null, or that of a static.
-    unsafe { SERVER.load(Acquire).as_ref() }
-}
-
-/// Shows the present settings in the segment, if there is a server.
-pub(crate) fn publish_settings() {
-    if let Some(server) = server() {
-        (server.publish)();
-    }
 }
 
 /// Shows the present settings, and serves the requests in the mailbox. The shepherd's ticks call

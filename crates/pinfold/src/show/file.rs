@@ -1,138 +1,38 @@
-//! Counts calls for the statistics segment of this process: memory that other processes can read.
-//!
-//! If `PINFOLD_STATS` names a directory, the process makes its segment there as a file. The fast
-//! paths stay closed, so that every call reaches a slow path, which counts it here. Without the
-//! variable, counting costs a slow path one load.
+//! The segment of a process that counts every call: a file in the folder that `PINFOLD_STATS`
+//! names.
 
-use crate::{live, mode, profiled};
+use super::publish_settings;
+use crate::segment::{
+    Call, DIRECTORY_VARIABLE, MAGIC, Parts, Segment, Shared, install, place_calls, place_of,
+    share_units,
+};
+use crate::sys::decimal;
+use crate::vmstat::VmEvents;
+use crate::{arena, slab};
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use pinfold::arena;
-use pinfold::internal::decimal;
-use pinfold::profile;
-use pinfold::segment::{
-    CLASSES, Call, DIRECTORY_VARIABLE, MAGIC, Parts, Segment, Shared, install, place_calls,
-    share_units,
-};
-use pinfold::slab::{self, kmalloc};
-use pinfold::vmstat::VmEvents;
-use pinfold_rseq::{kernel, possible};
+use pinfold_rseq::{env, kernel, possible};
 
 /// The address of the segment's head.
 static SEGMENT: AtomicUsize = AtomicUsize::new(0);
 /// Bytes of each CPU's memory, its *unit*, that are in the segment.
 static UNIT_BYTES: AtomicUsize = AtomicUsize::new(0);
-static CALLS: VmEvents<Call> = VmEvents::new();
 
 /// Bytes for the path of the segment's file.
 const PATH: usize = 512;
-
-fn add(call: Call, n: usize) {
-    if mode::reports() {
-        add_counted(call, n);
-    }
-}
-
-fn add_counted(call: Call, n: usize) {
-    if mode::counts_calls() {
-        CALLS.add(call, n as u64);
-    }
-}
-
-/// Counts an allocation of a size class.
-pub(crate) fn allocated_class(class: usize) {
-    add(Call::alloc(class), 1);
-}
-
-/// Counts a free of a size class, or of a twin.
-pub(crate) fn freed_class(block: *mut u8, class: usize) {
-    if mode::reports() {
-        if kmalloc::is_sampled(class) {
-            profile::freed(block);
-        }
-        add_counted(Call::free(class % kmalloc::CLASSES), 1);
-    }
-}
-
-pub(crate) fn allocated_large(bytes: usize) {
-    add(Call::LARGE_ALLOC, 1);
-    add(Call::LARGE_BYTES, bytes);
-}
-
-/// Counts the free of a large block. The caller still owns the block.
-pub(crate) fn freed_large(block: *mut u8, bytes: usize) {
-    if mode::reports() {
-        profile::freed(block);
-        add_counted(Call::LARGE_FREE, 1);
-        add_counted(Call::LARGE_BYTES_FREED, bytes);
-    }
-}
-
-/// Counts that a large block of `before` bytes has `after` bytes now.
-pub(crate) fn resized_large(before: usize, after: usize) {
-    add(Call::LARGE_BYTES, after.saturating_sub(before));
-    add(Call::LARGE_BYTES_FREED, before.saturating_sub(after));
-}
-
-/// Counts that the pages of a large block moved to `block`, for a request of `size` bytes. The
-/// block had and has so many bytes.
-pub(crate) fn moved_large(block: *mut u8, size: usize, (before, after): (usize, usize)) {
-    if mode::reports() {
-        profiled::made_large(block, size);
-        resized_large(before, after);
-    }
-}
-
-pub(crate) fn reallocated() {
-    add(Call::REALLOC, 1);
-}
-
-pub(crate) fn failed() {
-    add(Call::FAILED, 1);
-}
-
-/// Counts that a program got `block` for `size` bytes.
-pub(crate) fn requested(block: *mut u8, size: usize) {
-    if mode::counts_calls() && !block.is_null() {
-        let class = kmalloc::class_of_any(arena::entry(block as usize));
-        requested_in(class, size);
-    }
-}
-
-/// Counts that a program got a guarded block of class `class` for `size` bytes.
-pub(crate) fn requested_guarded(class: usize, size: usize) {
-    if mode::counts_calls() {
-        requested_in(Some(class), size);
-    }
-}
-
-fn requested_in(class: Option<usize>, size: usize) {
-    CALLS.add(Call::REQUESTED, size as u64);
-    if let Some(class) = class {
-        CALLS.add(Call::requested(class % kmalloc::CLASSES), size as u64);
-    }
-}
-
-/// Counts that a program got `block` for `size` bytes, by a path that does not know samples.
-pub(crate) fn requested_large(block: *mut u8, size: usize) {
-    if mode::reports() {
-        profiled::made_large(block, size);
-        add_counted(Call::REQUESTED, size);
-    }
-}
 
 /// Makes this process's segment if `PINFOLD_STATS` names a directory. Returns whether it made a
 /// segment. Runs at the process's start, before the first count.
 #[cold]
 #[inline(never)]
-pub(crate) fn start() -> bool {
+pub(crate) fn start_file(calls: &'static VmEvents<Call>) -> bool {
     let mut path = [0u8; PATH];
     if !name_file(&mut path) {
         return false;
     }
-    let Some(shared) = place_calls(&CALLS) else {
+    let Some(shared) = place_calls(calls) else {
         return false;
     };
     UNIT_BYTES.store(shared.bytes, Relaxed);
@@ -140,17 +40,13 @@ pub(crate) fn start() -> bool {
         return false;
     };
     SEGMENT.store(at as usize, Release);
-    fill_in(at, shared);
-    mode::count_calls();
+    fill_in(at, shared, calls);
     true
 }
 
 /// Replaces the parent's segment by a new one, in the child of a fork: two processes must not count
 /// in one segment.
-pub(crate) fn start_in_child() {
-    if !mode::counts_calls() {
-        return;
-    }
+pub(crate) fn start_file_in_child(calls: &VmEvents<Call>) {
     let at = SEGMENT.load(Acquire) as *mut u8;
     let shared = Shared {
         units: possible() + 1,
@@ -161,12 +57,12 @@ pub(crate) fn start_in_child() {
         // The critical sections write to the units in any case. The units still lie in the parent's
         // file, so other memory must replace them.
         if memory_file().is_none_or(|file| map_over(file, at, shared).is_none()) {
-            pinfold::abort(format_args!(
+            crate::sys::die(format_args!(
                 "a child process cannot have statistics of its own; unset {DIRECTORY_VARIABLE}"
             ));
         }
     }
-    fill_in(at, shared);
+    fill_in(at, shared, calls);
 }
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
@@ -181,32 +77,30 @@ fn file_size(shared: Shared) -> usize {
 }
 
 /// Writes the segment's head, and has the slow paths count there.
-fn fill_in(at: *mut u8, shared: Shared) {
+fn fill_in(at: *mut u8, shared: Shared, calls: &VmEvents<Call>) {
     // SAFETY: `at` is a zeroed mapping of `units_at()` bytes, which stays mapped.
     let segment: &'static Segment = unsafe { &*at.cast() };
     segment.fill_in(Parts::here());
     segment.units.store(shared.units as u32, Relaxed);
     segment.units_at.store(units_at() as u32, Relaxed);
     segment.unit_bytes.store(shared.bytes as u32, Relaxed);
-    let calls = pinfold::segment::place_of(&CALLS).unwrap_or(0);
+    let calls = place_of(calls).unwrap_or(0);
     segment.calls.store(calls as u32, Relaxed);
     segment.pid.store(kernel::process() as u32, Relaxed);
     // SAFETY: `at` is a mapping with a segment's parts, which stays mapped.
     unsafe { install(at.cast()) };
     slab::show_all();
     arena::publish();
-    live::publish_settings();
+    publish_settings();
     // Release pairs with the acquire of a process that reads the segment: it sees the stores above.
     segment.magic.store(MAGIC, Release);
 }
-
-const _: () = assert!(kmalloc::CLASSES <= CLASSES);
 
 /// Writes `DIRECTORY/PID.` into `path`. `map_file` appends a number. Returns false if the variable
 /// `PINFOLD_STATS` is not set.
 fn name_file(path: &mut [u8; PATH]) -> bool {
     let mut value = [0u8; PATH - 32];
-    let Some(directory) = pinfold_rseq::env::read(DIRECTORY_VARIABLE, &mut value) else {
+    let Some(directory) = env::read(DIRECTORY_VARIABLE, &mut value) else {
         return false;
     };
     if directory.is_empty() {

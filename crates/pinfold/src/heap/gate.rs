@@ -8,20 +8,20 @@
 //! The calls of malloc then tick ([`tick_if_needed`]), until little is kept.
 //!
 //! A process that may trace this one stores 0 to `limit` and `counted` of [`mode::Paths`] when it
-//! has a request (`pinfold::segment`). The calls of malloc then tick, serve the request, and open
-//! the path again.
+//! has a request (`segment`). The calls of malloc then tick, serve the request, and open the path
+//! again.
 
-use crate::mode::{self, paths};
+use super::mode::{self, paths};
+use crate::arena::{self, GRANULE_SHIFT};
+use crate::segment;
+use crate::slab;
+use crate::slab::kmalloc::{self, MAX_SMALL_SIZE};
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU16;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use pinfold::arena::{self, GRANULE_SHIFT};
-use pinfold::segment;
-use pinfold::slab;
-use pinfold::slab::kmalloc::{self, MAX_SMALL_SIZE};
 
 /// Opens the fast paths if `kmalloc` has any. Returns false if there is no memory for the page map.
-pub(crate) fn open() -> bool {
+pub(super) fn open() -> bool {
     if !kmalloc::has_fast_paths() {
         return true;
     }
@@ -54,7 +54,7 @@ fn show() {
 /// in use, ticks if a tick is due. Opens the path again once little memory waits. Called by each
 /// slow path of malloc. Returns whether the path was closed for ticks.
 #[inline]
-pub(crate) fn tick_if_needed() -> bool {
+pub(super) fn tick_if_needed() -> bool {
     let is_closed = match mode::is_sampling() {
         true => mode::is_counted_closed(),
         false => mode::is_malloc_closed(),
@@ -82,7 +82,7 @@ fn tick() {
 /// Returns the page map's entry for `block`. While the fast paths are closed, returns 0, the entry
 /// of an address without a block.
 #[inline(always)]
-pub(crate) fn entry_fast(block: *mut u8) -> u16 {
+pub(super) fn entry_fast(block: *mut u8) -> u16 {
     // Acquire pairs with the arenas' release store of the count. A thread that sees the count
     // also sees the entries, and the offsets that its critical section uses.
     let count = paths().count.load(Acquire);
@@ -98,7 +98,7 @@ pub(crate) fn entry_fast(block: *mut u8) -> u16 {
 /// Allocates a block of `size` bytes from the CPU's sheaf. Returns null if the sheaf is empty, if
 /// `size` is above 32 KiB, or while the fast path is closed.
 #[inline(always)]
-pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
+pub fn alloc_fast(size: usize) -> *mut u8 {
     // Acquire pairs with the release in `mode::open_malloc`: a thread that sees the limit also sees
     // the offsets that its critical section uses.
     if size < paths().limit.load(Acquire) {
@@ -111,7 +111,7 @@ pub(crate) fn alloc_fast(size: usize) -> *mut u8 {
 /// Allocates like [`alloc_fast`], for a caller behind the closed fast path. Returns null where
 /// there are no fast paths.
 #[inline(always)]
-pub(crate) fn alloc_behind(size: usize) -> *mut u8 {
+pub(super) fn alloc_behind(size: usize) -> *mut u8 {
     // Acquire pairs with the release in `open`: a thread that sees the window also sees the offsets
     // that its critical section uses.
     if size <= MAX_SMALL_SIZE && paths().window.load(Acquire) != 0 {
@@ -126,7 +126,7 @@ pub(crate) fn alloc_behind(size: usize) -> *mut u8 {
 /// Returns null if the CPU's sheaf is empty, if a sample is due, if `size` is 0 or above 32 KiB,
 /// while no samples are taken, and where there are no fast paths.
 #[inline(always)]
-pub(crate) fn alloc_counted(size: usize) -> *mut u8 {
+pub(super) fn alloc_counted(size: usize) -> *mut u8 {
     // Acquire pairs with the release in `mode::count_bytes`.
     if size.wrapping_sub(1) < paths().counted.load(Acquire) {
         // SAFETY: the word was not 0, so `has_fast_paths` has returned true in `open`.

@@ -1,13 +1,13 @@
 //! `realloc`: keeps a block where it is, resizes a run in place, moves pages, or copies.
 
-use crate::heap::{ALIGN, alloc_aligned, free, is_in_use, note_larger, usable_size};
-use crate::{count, mode, profiled};
+use super::blocks::{ALIGN, is_in_use, note_larger, usable_size};
+use super::{alloc_aligned, counted, free, mode, sampled};
+use crate::arena::{self, GRANULE, HUGE, LARGE};
+use crate::slab;
+use crate::slab::kmalloc::{self, CLASSES, MAX_CLASS_SIZE};
+use crate::sys::{errno, set_errno};
 use core::alloc::Layout;
 use core::ptr::{NonNull, null_mut};
-use pinfold::arena::{self, GRANULE, HUGE, LARGE};
-use pinfold::internal::{errno, set_errno};
-use pinfold::slab;
-use pinfold::slab::kmalloc::{self, CLASSES, MAX_CLASS_SIZE};
 
 /// Blocks below this size are moved by copying, because moved pages take a mapping of their own.
 const MIN_MOVED: usize = 2 << 20;
@@ -18,15 +18,15 @@ const MIN_MOVED: usize = 2 << 20;
 /// # Safety
 ///
 /// `block` came from this module, is not null and was not freed.
-pub(crate) unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
+pub unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
     if !is_in_use(block) {
         set_errno(libc::ENOMEM);
         return null_mut();
     }
     if mode::reports() {
-        count::reallocated();
+        counted::reallocated();
         // SAFETY: the caller owns `block`, and passes on what it promises.
-        return unsafe { profiled::realloc(block, size, || realloc_any(block, size)) };
+        return unsafe { sampled::realloc(block, size, || realloc_any(block, size)) };
     }
     // SAFETY: the caller passes on what it promises.
     unsafe { realloc_any(block, size) }
@@ -57,14 +57,14 @@ unsafe fn realloc_any(block: *mut u8, size: usize) -> *mut u8 {
 /// # Safety
 ///
 /// `block` came from this module for `layout`, and was not freed.
-pub(crate) unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+pub unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
     if !is_in_use(block) {
         return null_mut();
     }
     if mode::reports() {
-        count::reallocated();
+        counted::reallocated();
         // SAFETY: the caller owns `block`, and passes on what it promises.
-        return unsafe { profiled::realloc(block, size, || realloc_to(block, layout, size)) };
+        return unsafe { sampled::realloc(block, size, || realloc_to(block, layout, size)) };
     }
     // SAFETY: the caller passes on what it promises.
     unsafe { realloc_to(block, layout, size) }
@@ -110,7 +110,7 @@ unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
     // SAFETY: `is_run` found that the block is a run, and the caller owns it.
     let (before, resized) = unsafe { (arena::run_size(start), arena::resize_run(start, granules)) };
     if resized {
-        count::resized_large(before, granules * GRANULE);
+        counted::resized_large(before, granules * GRANULE);
     }
     resized
 }
@@ -178,13 +178,16 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
 /// Allocates a run, if possible with room behind it, for a block that is likely to grow again.
 /// Unless `fresh` is true, at least half of the run is resident. Returns `None` if there is no such
 /// run, or if the class of `size` checks its blocks.
+// Not inlined, so that its variables take no stack in `resize`, which goes deep.
+#[inline(never)]
 fn alloc_growing(size: usize, fresh: bool) -> Option<*mut u8> {
     if size <= MAX_CLASS_SIZE && kmalloc::checks(kmalloc::class_of(size)) {
         return None;
     }
     let block = arena::alloc_growing_run(size, arena::node_here(), fresh)?.as_ptr();
-    count::allocated_large(size.div_ceil(GRANULE) * GRANULE);
-    count::requested_large(block, size);
+    counted::allocated_large(size.div_ceil(GRANULE) * GRANULE);
+    counted::requested_large(size);
+    sampled::made_large(block, size);
     Some(block)
 }
 
@@ -194,6 +197,8 @@ fn alloc_growing(size: usize, fresh: bool) -> Option<*mut u8> {
 /// # Safety
 ///
 /// `block` came from this module, and was not freed.
+// Not inlined, so that its variables take no stack in `resize`, which goes deep.
+#[inline(never)]
 unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull<u8>> {
     let start = NonNull::new(block)?;
     // SAFETY: the caller owns `block`, which came from this module.
@@ -213,9 +218,10 @@ unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull
     // SAFETY: `moved` is the caller's block at its new address.
     let after = unsafe { usable_size(moved.as_ptr()) };
     if moved == start {
-        count::resized_large(before, after);
+        counted::resized_large(before, after);
     } else {
-        count::moved_large(moved.as_ptr(), size, (before, after));
+        counted::resized_large(before, after);
+        sampled::made_large(moved.as_ptr(), size);
     }
     Some(moved)
 }

@@ -32,10 +32,10 @@
 //! | opens the path that counts | `counted` | `samples` | this path is closed while no samples are taken |
 //! | ends samples | `samples` | writes 0 to `counted` | |
 
+use crate::arena;
+use crate::slab::kmalloc::{self, MAX_SMALL_SIZE};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, fence};
-use pinfold::arena;
-use pinfold::slab::kmalloc::{self, MAX_SMALL_SIZE};
 
 struct Mode {
     stage: AtomicU8,
@@ -60,11 +60,11 @@ const DONE: u8 = 2;
 const UNUSUAL: u8 = 3;
 
 /// Samples are taken for a heap profile.
-pub(crate) const PROFILE: u8 = 1;
+pub(super) const PROFILE: u8 = 1;
 /// Samples are taken for a tracer that is attached to the probes.
-pub(crate) const TRACER: u8 = 2;
+pub(super) const TRACER: u8 = 2;
 /// Samples are taken for guarded blocks.
-pub(crate) const GUARD: u8 = 4;
+pub(super) const GUARD: u8 = 4;
 
 /// Calls are counted.
 const CALLS: u8 = 1;
@@ -72,19 +72,19 @@ const CALLS: u8 = 1;
 const SAMPLED: u8 = 2;
 
 /// The words that the fast paths read. They lie beside the CPUs' memory ([`kmalloc::beside`]).
-pub(crate) struct Paths {
+pub(super) struct Paths {
     /// One more than the largest size of the fast path of malloc.
-    pub(crate) limit: &'static AtomicUsize,
+    pub(super) limit: &'static AtomicUsize,
     /// The address of the arenas' window.
-    pub(crate) window: &'static AtomicUsize,
+    pub(super) window: &'static AtomicUsize,
     /// How many granules of the window have entries ([`arena::watch_count`]).
-    pub(crate) count: &'static AtomicUsize,
+    pub(super) count: &'static AtomicUsize,
     /// The largest size of the path that counts bytes for a heap profile.
-    pub(crate) counted: &'static AtomicUsize,
+    pub(super) counted: &'static AtomicUsize,
 }
 
 #[inline(always)]
-pub(crate) fn paths() -> Paths {
+pub(super) fn paths() -> Paths {
     let [limit, window, count, counted] = kmalloc::beside();
     Paths {
         limit,
@@ -96,18 +96,18 @@ pub(crate) fn paths() -> Paths {
 
 /// Returns whether the allocator is started, and no samples are taken. One load.
 #[inline]
-pub(crate) fn is_plain() -> bool {
+pub(super) fn is_plain() -> bool {
     // Acquire pairs with the store in `started`.
     MODE.stage.load(Acquire) == DONE
 }
 
 /// Returns whether the allocator is started.
-pub(crate) fn is_started() -> bool {
+pub(super) fn is_started() -> bool {
     MODE.stage.load(Acquire) >= DONE
 }
 
 /// Notes that this thread starts the allocator. Returns false if another thread does or did.
-pub(crate) fn begin_start() -> bool {
+pub(super) fn begin_start() -> bool {
     let claimed = MODE
         .stage
         .compare_exchange(NOT_YET, UNDER_WAY, Acquire, Relaxed);
@@ -115,12 +115,12 @@ pub(crate) fn begin_start() -> bool {
 }
 
 /// Notes that the start failed for lack of memory. A later call may try again.
-pub(crate) fn start_failed() {
+pub(super) fn start_failed() {
     MODE.stage.store(NOT_YET, Release);
 }
 
 /// Notes that the allocator is started.
-pub(crate) fn started() {
+pub(super) fn started() {
     // Also pairs with the acquire in `is_plain`.
     MODE.stage.store(DONE, SeqCst);
     // If another thread started samples meanwhile, it could not close the fast path.
@@ -131,18 +131,18 @@ pub(crate) fn started() {
 
 /// Returns whether allocations are sampled.
 #[inline]
-pub(crate) fn is_sampling() -> bool {
+pub fn is_sampling() -> bool {
     MODE.samples.load(Relaxed) != 0
 }
 
 /// Returns what samples are taken for.
 #[inline]
-pub(crate) fn samples() -> u8 {
+pub(super) fn samples() -> u8 {
     MODE.samples.load(Relaxed)
 }
 
 /// Has allocations sampled for `what`.
-pub(crate) fn sample_for(what: u8) {
+pub(super) fn sample_for(what: u8) {
     // The frees must look for sampled blocks before there is one.
     MODE.reports.fetch_or(SAMPLED, Release);
     MODE.samples.fetch_or(what, SeqCst);
@@ -156,7 +156,7 @@ fn close_for_samples() {
 }
 
 /// Stops sampling for `what`.
-pub(crate) fn sample_no_more_for(what: u8) {
+pub(super) fn sample_no_more_for(what: u8) {
     if MODE.samples.fetch_and(!what, Relaxed) == what {
         count_bytes(false);
         set_unusual(false);
@@ -177,13 +177,13 @@ fn set_unusual(unusual: bool) {
 }
 
 /// Returns whether a thread is starting or stopping samples.
-pub(crate) fn is_changing() -> bool {
+pub fn is_changing() -> bool {
     MODE.is_changing.load(Relaxed)
 }
 
 /// Runs `f` while no other thread starts or stops samples. Returns false, and does not run `f`, if
 /// another thread is doing so.
-pub(crate) fn exclusively(f: impl FnOnce() -> bool) -> bool {
+pub(super) fn exclusively(f: impl FnOnce() -> bool) -> bool {
     // Acquire and the release below pair: this thread sees what the last one did.
     let claimed = MODE
         .is_changing
@@ -197,28 +197,28 @@ pub(crate) fn exclusively(f: impl FnOnce() -> bool) -> bool {
 }
 
 /// Forgets the thread of the parent that was starting or stopping samples, in the child of a fork.
-pub(crate) fn in_child() {
+pub(super) fn in_child() {
     MODE.is_changing.store(false, Relaxed);
 }
 
 /// Returns whether calls are counted, or sampled blocks are looked for.
 #[inline]
-pub(crate) fn reports() -> bool {
+pub(super) fn reports() -> bool {
     MODE.reports.load(Relaxed) != 0
 }
 
 /// Returns whether calls are counted.
-pub(crate) fn counts_calls() -> bool {
+pub fn counts_calls() -> bool {
     MODE.reports.load(Relaxed) & CALLS != 0
 }
 
 /// Has the slow paths count calls.
-pub(crate) fn count_calls() {
+pub(super) fn count_calls() {
     MODE.reports.fetch_or(CALLS, Release);
 }
 
 /// Opens the fast path of malloc.
-pub(crate) fn open_malloc() {
+pub(super) fn open_malloc() {
     let limit = paths().limit;
     // Release pairs with the acquire in `gate::alloc_fast`: a thread that sees the limit also sees
     // the offsets that its critical section uses.
@@ -247,7 +247,7 @@ fn count_bytes(on: bool) {
 }
 
 /// Opens the path of malloc that counts bytes, after another process has closed it.
-pub(crate) fn open_counted_again() {
+pub(super) fn open_counted_again() {
     count_bytes(true);
     fence(SeqCst);
     if !is_sampling() {
@@ -257,12 +257,12 @@ pub(crate) fn open_counted_again() {
 
 /// Returns whether the fast path of malloc is closed. If two threads change whether ticks are
 /// needed at the same time, it may be closed although they are not needed.
-pub(crate) fn is_malloc_closed() -> bool {
+pub(super) fn is_malloc_closed() -> bool {
     is_closed(paths().limit)
 }
 
 /// Returns whether the path that counts bytes is closed.
-pub(crate) fn is_counted_closed() -> bool {
+pub(super) fn is_counted_closed() -> bool {
     is_closed(paths().counted)
 }
 

@@ -1,0 +1,183 @@
+//! The door of the heap: allocating and freeing, and the ways that follow the fast paths.
+
+use super::blocks::ALIGN;
+use super::gate::{self, alloc_fast, entry_fast};
+use super::plain::{alloc_aligned_plain, alloc_missed, alloc_plain};
+use super::{blocks, counted, mode, sampled, start};
+use crate::arena::{self, GRANULE, LARGE};
+use crate::slab::kmalloc;
+use crate::{guarded, profile};
+use core::ptr::NonNull;
+
+/// Allocates a block of `size` bytes. Returns null with errno ENOMEM if there is no memory.
+#[inline(always)]
+pub fn alloc(size: usize) -> *mut u8 {
+    let block = alloc_fast(size);
+    if block.is_null() {
+        return alloc_slow(size);
+    }
+    block
+}
+
+/// Allocates a block after [`alloc_fast`] has returned null. Returns null with errno ENOMEM if
+/// there is no memory.
+// The slow paths are `extern "C"` and cannot unwind, so the fast paths may end in a jump to them.
+#[cold]
+#[inline(never)]
+pub extern "C" fn alloc_slow(size: usize) -> *mut u8 {
+    // Each call is a tail call, so this function saves no registers.
+    if mode::is_plain() {
+        return alloc_missed(size);
+    }
+    let block = gate::alloc_counted(size);
+    if block.is_null() {
+        return alloc_unusual(size);
+    }
+    block
+}
+
+/// Allocates a block that is not counted yet, while samples are taken. Also allocates at the
+/// process's start.
+#[cold]
+#[inline(never)]
+extern "C" fn alloc_unusual(size: usize) -> *mut u8 {
+    if mode::is_sampling() {
+        return sampled::alloc_uncounted(size);
+    }
+    alloc_first(size)
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn alloc_first(size: usize) -> *mut u8 {
+    start::ready();
+    gate::tick_if_needed();
+    alloc_plain(size, false)
+}
+
+/// Allocates a zeroed block of `size` bytes. Returns null with errno ENOMEM if there is no memory.
+#[inline]
+pub fn alloc_zeroed(size: usize) -> *mut u8 {
+    let block = alloc_fast(size);
+    if block.is_null() {
+        return alloc_zeroed_slow(size);
+    }
+    // SAFETY: `alloc_fast` has just handed out the block, which has at least `size` bytes.
+    unsafe { block.write_bytes(0, size) };
+    block
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
+    if mode::is_plain() {
+        gate::tick_if_needed();
+        return alloc_plain(size, true);
+    }
+    let block = gate::alloc_counted(size);
+    if !block.is_null() {
+        // SAFETY: the block is new, and has at least `size` bytes.
+        unsafe { block.write_bytes(0, size) };
+        return block;
+    }
+    alloc_aligned_unusual(size, ALIGN, true)
+}
+
+/// Allocates while samples are taken, and at the process's start.
+#[inline(always)]
+fn alloc_aligned_unusual(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+    start::ready();
+    gate::tick_if_needed();
+    if mode::is_sampling()
+        && let Some(mean) = profile::due(size)
+    {
+        return sampled::alloc_sampled((size, align, zeroed), mean, profile::here());
+    }
+    alloc_aligned_plain(size, align, zeroed)
+}
+
+/// Allocates a block at a multiple of `align`, a power of two. Returns null with errno ENOMEM if
+/// there is no memory.
+#[inline]
+pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
+    if align <= ALIGN {
+        return alloc(size);
+    }
+    alloc_aligned_slow(size, align, false)
+}
+
+/// Allocates a zeroed block like [`alloc_aligned`]. Does not write to a large block whose memory
+/// comes zeroed from the system.
+#[inline]
+pub fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
+    if align <= ALIGN {
+        return alloc_zeroed(size);
+    }
+    alloc_aligned_slow(size, align, true)
+}
+
+#[inline(never)]
+fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+    if !mode::is_plain() {
+        return alloc_aligned_unusual(size, align, zeroed);
+    }
+    alloc_aligned_plain(size, align, zeroed)
+}
+
+/// Frees `block`. Does nothing if `block` is null. Ends the process if the page map has no block
+/// there.
+///
+/// # Safety
+///
+/// `block` is null or came from this module, and is not used any more.
+#[inline(always)]
+pub unsafe fn free(block: *mut u8) {
+    let entry = entry_fast(block);
+    if kmalloc::class_of_entry(entry).is_some() {
+        // SAFETY: `entry_fast` found the entry of a class, so the fast paths are open. The caller
+        // passes ownership of the block, which is of this class.
+        unsafe { kmalloc::free_fast(block, entry) };
+    } else {
+        // SAFETY: the caller passes ownership of `block`, which is null or came from this module.
+        unsafe { free_slow(block) };
+    }
+}
+
+/// # Safety
+///
+/// `block` is null or came from this module, and is not used any more.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn free_slow(block: *mut u8) {
+    let Some(start) = NonNull::new(block) else {
+        return;
+    };
+    let entry = arena::entry(block as usize);
+    if let Some(class) = kmalloc::class_of_any(entry) {
+        counted::freed_class(block, class);
+        // SAFETY: the page map says that the block is of this class, and the caller passes
+        // ownership of the block.
+        unsafe { kmalloc::free_class(block, class) };
+    } else if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
+        // SAFETY: only the first granule of a run that is one block has the entry `LARGE`, so a run
+        // begins at the block.
+        let size = unsafe { arena::run_size(start) };
+        counted::freed_large(block, size);
+        // SAFETY: the run is one block, and the caller passes ownership of it.
+        unsafe { arena::free_run(start) };
+    } else {
+        let class = |size| kmalloc::sampled(kmalloc::class_of(size));
+        // SAFETY: the caller passes ownership of the block.
+        if unsafe { guarded::free(block, |size| counted::freed_class(block, class(size))) } {
+            return;
+        }
+        if mode::reports() {
+            counted::freed_large(block, arena::huge_size(block).unwrap_or(0));
+        }
+        // SAFETY: the caller passes ownership of the block, and `free_huge` refuses other
+        // addresses.
+        if !unsafe { arena::free_huge(block) } {
+            blocks::not_ours("free", block);
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Which blocks are sampled, and how their frees are recognised.
+//!
+//! While samples are taken (`sampling`), the fast path of malloc is closed (`gate`), and that of
+//! free stays open. The slow path counts the block's bytes and takes the block in one critical
+//! section ([`gate::alloc_counted`]). If it cannot, it asks whether a sample is due
+//! ([`profile::due`]).
+//!
+//! A *sampled* block is recognised when it is freed:
+//!
+//! * A block of a size class comes from the class's twin (`slab::kmalloc`), whose number in the
+//!   page map the fast path of free does not know.
+//! * A larger block takes the slow path of free in any case. From the first start of a profile on,
+//!   this path looks every larger block up in the table of sampled blocks.
+//!
+//! `realloc` in place leaves a sampled block sampled. A run or a huge block that grows in place may
+//! be sampled because of the growth ([`profile::grown`]). A block that moves counts as freed and
+//! allocated.
+//!
+//! A block that is sampled for guarding alone, and is not guarded, is a plain block. A *guarded*
+//! block lies outside the arenas, so its free takes the slow path.
+
+use super::blocks::ALIGN;
+use super::gate::{self, alloc_behind};
+use super::mode::{self, GUARD};
+use super::{blocks, counted, plain};
+use crate::profile::{self, Resize};
+use crate::slab::kmalloc::{self, MAX_CLASS_SIZE};
+use crate::sys::keep_errno;
+use crate::{arena, guarded, slab};
+use core::ptr::null_mut;
+
+/// Allocates like `heap::alloc`, while samples are taken, a block that is not counted yet.
+#[cold]
+#[inline(never)]
+pub(super) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
+    gate::tick_if_needed();
+    if let Some(mean) = profile::due(size) {
+        // A program whose other calls are all fast looks for requests here.
+        slab::tick();
+        return alloc_sampled((size, ALIGN, false), mean, profile::here());
+    }
+    let block = alloc_behind(size);
+    if block.is_null() {
+        return plain::alloc_missed(size);
+    }
+    block
+}
+
+/// Allocates a block that is sampled. `mean` is what [`profile::due`] returned. `from` is in the
+/// frame of the allocator's outermost function ([`profile::here`]).
+#[cold]
+#[inline(never)]
+pub(super) fn alloc_sampled(
+    (size, align, zeroed): (usize, usize, bool),
+    mean: u64,
+    from: usize,
+) -> *mut u8 {
+    let what_for = mode::samples();
+    let block = alloc_guarded(size, align, zeroed, from);
+    let (block, is_known) = match what_for & !GUARD {
+        0 if block.is_null() => (plain::alloc_aligned_plain(size, align, zeroed), false),
+        0 => (block, false),
+        _ if block.is_null() => alloc_known(size, align, zeroed),
+        _ => (block, true),
+    };
+    if is_known && !block.is_null() {
+        keep_errno(|| profile::allocated(block, size, mean, from));
+    } else if !block.is_null() && what_for & !GUARD != 0 {
+        profile::dropped();
+    }
+    block
+}
+
+/// Allocates a guarded block. Returns null if the block is not to be guarded.
+fn alloc_guarded(size: usize, align: usize, zeroed: bool, from: usize) -> *mut u8 {
+    if mode::samples() & GUARD == 0 {
+        return null_mut();
+    }
+    let block = keep_errno(|| guarded::alloc(size, align, zeroed, from));
+    if !block.is_null() {
+        let class = kmalloc::class_of(size);
+        counted::allocated_class(class);
+        counted::requested_guarded(class, size);
+    }
+    block
+}
+
+/// Allocates a block whose free recognises that the block is sampled, and returns true with it. If
+/// there is no memory for such a block, returns a plain one and false.
+fn alloc_known(size: usize, align: usize, zeroed: bool) -> (*mut u8, bool) {
+    let class = match align {
+        ..=ALIGN => (size <= MAX_CLASS_SIZE).then(|| kmalloc::class_of(size)),
+        _ => kmalloc::class_of_aligned(size, align),
+    };
+    let Some(class) = class else {
+        return (plain::alloc_aligned_plain(size, align, zeroed), true);
+    };
+    let twin = kmalloc::sampled(class);
+    let block = match zeroed {
+        true => kmalloc::alloc_zeroed(twin, size),
+        false => kmalloc::alloc_from(twin, size),
+    };
+    if block.is_null() {
+        return (plain::alloc_aligned_plain(size, align, zeroed), false);
+    }
+    counted::allocated_class(class);
+    counted::requested(block, size);
+    (block, true)
+}
+
+/// Samples `block` of `size` bytes if a sample is due. For blocks that `alloc_sampled` did not
+/// make, and whose free always looks in the table of sampled blocks.
+#[cold]
+pub(super) fn made_large(block: *mut u8, size: usize) {
+    if mode::is_sampling()
+        && let Some(mean) = profile::due(size)
+    {
+        let from = profile::here();
+        keep_errno(|| profile::allocated(block, size, mean, from));
+    }
+}
+
+/// Reallocates by `f`, and keeps the sample of the block up to date. Samples a block without a
+/// sample if its growth in place is due.
+///
+/// # Safety
+///
+/// `block` came from the heap and was not freed. `f` returns null and leaves the block unchanged,
+/// or returns the block or another one of `size` bytes.
+#[cold]
+#[inline(never)]
+pub(super) unsafe fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *mut u8) -> *mut u8 {
+    let class = kmalloc::class_of_any(arena::entry(block as usize));
+    if class.is_some_and(|class| !kmalloc::is_sampled(class)) {
+        return f();
+    }
+    // The block's address may belong to another block as soon as the content has moved.
+    let lifted = profile::lift(block);
+    let grows = class.is_none() && counts_growth();
+    if lifted.is_none() && !grows {
+        return f();
+    }
+    let room = || match grows {
+        // SAFETY: the caller promises that the block is in use before `f`. After `f`, this closure
+        // runs only if `f` has returned the same block.
+        true => unsafe { blocks::usable_size(block) },
+        false => 0,
+    };
+    let before = room();
+    let moved = f();
+    if moved != block {
+        match lifted {
+            Some(lifted) if moved.is_null() => profile::put_back(lifted, block, None),
+            Some(lifted) => profile::drop_lifted(lifted),
+            None => {}
+        }
+        return moved;
+    }
+    let room = class.is_none().then(|| (before, room()));
+    let resize = Resize { size, room };
+    match lifted {
+        Some(lifted) => profile::put_back(lifted, block, Some(resize)),
+        None => sample_growth(block, resize),
+    }
+    block
+}
+
+/// Returns whether the growth of blocks takes part in the countdown. If samples are taken for
+/// guarding alone, only new blocks are sampled. If no samples are taken, a sample keeps its weight.
+fn counts_growth() -> bool {
+    mode::samples() & !GUARD != 0
+}
+
+/// Samples a block without a sample if its growth is due.
+// Not inlined, so that its variables take no stack in `realloc`, which goes deep.
+#[inline(never)]
+fn sample_growth(block: *mut u8, resize: Resize) {
+    let growth = resize.growth();
+    if growth > 0
+        && let Some(mean) = profile::due(growth)
+    {
+        let from = profile::here();
+        keep_errno(|| profile::grown(block, resize, mean, from));
+    }
+}

@@ -1,0 +1,36 @@
+//! What the other crates of this workspace use. Other crates must not use it: it may change in any
+//! release.
+
+pub use crate::sys::{
+    coarse_milliseconds, decimal, die as abort, keep_errno, loader_is_idle, set_errno, uncancelled,
+};
+
+pub mod fork {
+    //! The table of what a fork takes.
+    pub use crate::fork::*;
+}
+
+pub mod guarded {
+    //! Guarded blocks.
+    pub use crate::guarded::*;
+}
+
+pub mod heap {
+    //! The engine of malloc.
+    pub use crate::heap::*;
+}
+
+pub mod kmalloc {
+    //! Caches by size.
+    pub use crate::slab::kmalloc::*;
+}
+
+pub mod profile {
+    //! The records of heap profiles.
+    pub use crate::profile::*;
+}
+
+pub mod show {
+    //! How the process shows itself, and which server its requests have.
+    pub use crate::show::*;
+}

@@ -1,0 +1,51 @@
+//! Shows this process to others: makes its statistics segment and its mailbox, and has the requests
+//! served that arrive there.
+//!
+//! The module [`segment`](crate::segment) has the layout of both. A process that counts every call
+//! has its segment in a file (`file`). Any other process has its segment in memory (`live`).
+
+mod file;
+mod live;
+
+pub(crate) use file::{start_file, start_file_in_child};
+pub use live::{VARIABLE, parse};
+pub(crate) use live::{before_fork, in_child, process, shared_memory, start};
+
+use crate::segment::Answer;
+use crate::shepherd;
+use core::ptr::null_mut;
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{Acquire, Release};
+
+/// What serves the requests of other processes.
+pub struct Server {
+    /// Shows the present values of the settings in the segment.
+    pub publish: fn(),
+    /// Returns whether `serve` may make system calls for this request that malloc does not make.
+    pub makes_new_calls: fn(what: u32, argument: u64) -> bool,
+    /// Does what the request asks for.
+    pub serve: fn(what: u32, argument: u64, reach: shepherd::Reach) -> Answer,
+}
+
+/// The server. Null until [`serve_by`] is called. Requests wait until then.
+static SERVER: AtomicPtr<Server> = AtomicPtr::new(null_mut());
+
+/// Has `server` serve the requests of other processes from now on, and shows the settings.
+pub fn serve_by(server: &'static Server) {
+    // Release pairs with the acquire in `server`.
+    SERVER.store(core::ptr::from_ref(server).cast_mut(), Release);
+    (server.publish)();
+}
+
+fn server() -> Option<&'static Server> {
+    // Acquire pairs with the release in `serve_by`: this thread sees the server's functions.
+    // SAFETY: the address is null, or that of a static.
+    unsafe { SERVER.load(Acquire).as_ref() }
+}
+
+/// Shows the present settings in the segment, if there is a server.
+fn publish_settings() {
+    if let Some(server) = server() {
+        (server.publish)();
+    }
+}
