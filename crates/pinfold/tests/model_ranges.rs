@@ -16,12 +16,12 @@
 //! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::set` | `b5b00d19130e5f55` |
 //! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::update` | `6142fe5fa3ce75a8` |
 //! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::publish` | `a66e8c7f065bdb64` |
-//! | `Model::set` | `pinfold/src/mempolicy/chunks.rs` `Pool::take` | `31152ae48914b12d` |
+//! | `Model::set` | `pinfold/src/mempolicy/chunks.rs` `Pool::take` | `5884feafa87b1727` |
 //! | `Model::set` | `pinfold/src/mempolicy/chunks.rs` `Pool::recycle` | `1d8350c76f8dc9b6` |
 //! | `Model::read` | `pinfold/src/mempolicy/ranges.rs` `Ranges::read` | `896a83d964f49742` |
 //! | `Model::read` | `pinfold/src/mempolicy/tree.rs` `Tree::covering` | `b2151b8308e34830` |
 //! | `Model::read` | `pinfold/src/mempolicy/tree.rs` `Node::below` | `eec6fec38bc8acb8` |
-//! | `Model::set` | `pinfold/src/mempolicy/tree.rs` `Node::put` | `7077617ce57fb33d` |
+//! | `Model::set` | `pinfold/src/mempolicy/tree.rs` `Node::put` | `159ccb34ad069234` |
 //! | `Model::set` | `pinfold/src/mempolicy/tree.rs` `Root::set` | `9c22d894c06e4705` |
 #![cfg(loom)]
 
