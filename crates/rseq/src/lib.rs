@@ -51,15 +51,19 @@
 //! let index = pinfold_rseq::current();
 //! let unit = Box::leak(Box::new([0u64; 16])).as_mut_ptr().cast::<u8>();
 //! UNITS.install(index, unit).unwrap();
-//! // Sound, because the unit is 128 bytes long and the header ends at byte 64.
+//! // SAFETY: the unit is 128 bytes long and the header ends at byte 64.
 //! let counted = unsafe { UNITS.add(UNIT_HEADER, 3) };
 //! if counted {
-//!     // Sound, because the unit was leaked and no other thread uses it.
+//!     // SAFETY: the unit was leaked and no other thread uses it.
 //!     assert_eq!(unsafe { *unit.add(UNIT_HEADER).cast::<u64>() }, 3);
 //! }
 //! ```
 #![no_std]
 #![deny(unsafe_code)]
+#![allow(
+    clippy::unnecessary_safety_comment,
+    reason = "the lint takes comments in the example above for comments of the next item"
+)]
 
 #[cfg(test)]
 extern crate std;

@@ -90,7 +90,7 @@ impl fmt::Display for HugePages {
     }
 }
 
-/// A text that is none of the three words of [`HugePages`].
+/// The error for a text that [`HugePages`] does not know.
 ///
 /// ```
 /// use pinfold::arena::{HugePages, HugePagesError};

@@ -2,7 +2,7 @@
 //!
 //! | word | says |
 //! |---|---|
-//! | `stage` | whether the allocator is started, and whether its slow paths have something else to do first |
+//! | `stage` | whether the allocator is started, and whether slow paths have other work first |
 //! | `samples` | what samples are taken for: [`PROFILE`], [`TRACER`], [`GUARD`] |
 //! | `reports` | what the slow paths report: [`CALLS`], [`SAMPLED`] |
 //! | `is_changing` | whether a thread is starting or stopping samples |
@@ -11,11 +11,13 @@
 //! The fast paths compare the size or the address with the words of [`Paths`] in any case. While
 //! such a word is 0, the comparison sends every call to the slow path: the fast path is *closed*.
 //!
+//! Another process may store 0 to `limit` and `counted` at any time. Besides:
+//!
 //! | word | is 0 |
 //! |---|---|
-//! | `limit` | while the next two are 0, while much idle memory waits for a tick, while samples are taken, and after another process has stored 0 |
+//! | `limit` | while the next two are 0, while much idle memory waits for a tick, during samples |
 //! | `window`, `count` | before the first allocation, while calls are counted, without rseq |
-//! | `counted` | while no samples are taken, while the two words above are 0, and after another process has stored 0 |
+//! | `counted` | while no samples are taken, and while the two words above are 0 |
 //!
 //! # Threads that change the mode at the same time
 //!
@@ -29,7 +31,7 @@
 //! | starts samples | `samples` | `stage` | |
 //! | opens the fast path | `limit` | `samples` | the fast path is closed while samples are taken |
 //! | starts samples | `samples` | writes 0 to `limit` | |
-//! | opens the path that counts | `counted` | `samples` | this path is closed while no samples are taken |
+//! | opens the path that counts | `counted` | `samples` | this path is closed without samples |
 //! | ends samples | `samples` | writes 0 to `counted` | |
 
 use crate::arena;
