@@ -18,8 +18,6 @@ mod counter;
 #[path = "model_counter/counter_units.rs"]
 #[allow(dead_code, reason = "the model does not use all of the machine")]
 mod counter_units;
-#[path = "model_counter/overstep.rs"]
-mod overstep;
 
 use counter::PerCpuCounter;
 use counter_units::{BLOCK, Fault, NOWHERE, explore, move_to, word_at};

@@ -72,7 +72,6 @@ pub use histogram::PerCpuHistogram;
 pub use in_shared::{SharedCounters, SharedError};
 pub use many::Counters;
 pub use percpu_counter::PerCpuCounter;
-pub(crate) use room::Making;
 pub use snapshot::Snapshot;
 pub(crate) use watch::{fold_watched, watch_block};
 

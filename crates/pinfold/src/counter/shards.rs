@@ -36,8 +36,7 @@
 //!
 //! 1. `mark <= word <= limit`, while no gate closes the shard and the shard is not parked. The
 //!    critical section checks the limit before it commits. A limit is lowered only by a gate, which
-//!    changes no mark, after a fence, when no section is under way, or by an overstep
-//!    ([`room`](super::room)) from the shard's own CPU.
+//!    changes no mark, or after a fence, when no section is under way.
 //! 2. `folded_up - folded_down` is the sum of the marks of `up` less the sum of the marks of
 //!    `down`. A fold first moves the total, and then the limit. Between the two steps the word has
 //!    *less* room than its batch, however long the folding thread sleeps there. If both words of a

@@ -36,8 +36,8 @@ mod threshold;
 pub use events::VmEvents;
 pub use threshold::{MAX_THRESHOLD, normal_threshold, pressure_threshold};
 
+use crate::counter::PerCpuCounter;
 use crate::counter::shards::{SIZE, Shards};
-use crate::counter::{Making, PerCpuCounter};
 use crate::counter_units::LazyBlock;
 use crate::topology::NodeId;
 use crate::{mempolicy, nodes};
@@ -49,12 +49,6 @@ use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 
 /// Zones of each node: its memory in normal pages, and its memory in huge pages.
 const ZONES_A_NODE: usize = 2;
-
-/// How an add folds: half a threshold beyond what was counted, as in the kernel.
-const FOLDS: Making = Making {
-    may_grant: true,
-    overstep: true,
-};
 
 /// Names a node's memory of one page size.
 ///
@@ -177,9 +171,7 @@ macro_rules! vmstat_items {
 /// Counts all items in all zones. A static can hold the counts.
 ///
 /// Counting is one critical section, in any thread or signal handler. A CPU folds when it has
-/// counted one threshold since its last fold. If several CPUs count an item, each fold adds half a
-/// threshold in advance (the kernel's *overstep*), so the shared total is written once per 1.5
-/// thresholds instead of once per threshold. The error bound includes the overstep.
+/// counted one threshold since its last fold.
 ///
 /// Memory is allocated when the first thing is counted: for each zone and item, 128 bytes for the
 /// counter, 32 bytes for its total, and 32 bytes on each CPU that counts. So two items share a
@@ -281,7 +273,7 @@ impl<I: Item> VmStat<I> {
     #[inline(never)]
     fn add_after_making_room(&self, shards: Shards, down: bool, size: i64) -> bool {
         self.follow_cpus();
-        shards.add_after_making_room(down, size, FOLDS)
+        shards.add_after_making_room(down, size, true)
     }
 
     #[cold]

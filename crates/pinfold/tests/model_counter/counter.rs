@@ -48,7 +48,6 @@ use crate::counter_units::{self, BLOCK, NOWHERE, move_to};
 use base::Base;
 use loom::sync::Arc;
 use reach::Reach;
-use room::Making;
 use shards::Shards;
 use stripe::AllHeld;
 
@@ -104,20 +103,6 @@ impl PerCpuCounter {
     pub fn add_on(&self, cpu: usize, n: i64) {
         move_to(cpu);
         self.add(n);
-        move_to(NOWHERE);
-    }
-
-    /// Adds on `cpu` as a `VmStat` does, whose folds overstep.
-    pub fn add_overstepping(&self, cpu: usize, n: i64) {
-        let making = Making {
-            may_grant: true,
-            overstep: true,
-        };
-        move_to(cpu);
-        let (shards, down) = (self.of(), n < 0);
-        if !shards.add(down, n.abs()) && !shards.add_after_making_room(down, n.abs(), making) {
-            self.add_to_base(n);
-        }
         move_to(NOWHERE);
     }
 

@@ -53,8 +53,6 @@ pub enum Fault {
     FoldBeyond,
     /// A fold leaves no room for what the shards may move until the next fold.
     NoSlack,
-    /// A thread changes its CPU's shard while another thread's section is under way there.
-    OwnNotAwaited,
     /// Folds use a new reach, while limited adds still rely on the old one.
     NotStated,
 }
@@ -119,7 +117,7 @@ pub fn current() -> usize {
 /// for the section's end. An aborted section is one that begins later.
 pub fn current_alone() -> usize {
     let here = current();
-    if here < cpus() && fault() != Fault::OwnNotAwaited {
+    if here < cpus() {
         while UNITS[here].running.fetch_add(0, AcqRel) != 0 {
             thread::yield_now();
         }
