@@ -772,7 +772,7 @@ size_t pinfold_caches_for_each(void (*each)(const struct pinfold_cache_info *inf
  * const: a counter must not be const.
  */
 struct pinfold_counter {
-	uint64_t pinfold_private[16] __attribute__((aligned(16))); /* as malloc aligns */
+	uint64_t pinfold_private[16];
 };
 
 /*
@@ -867,9 +867,9 @@ int pinfold_counter_compare(const struct pinfold_counter *counter, int64_t with)
  * `amount`, below the limit for a negative one.
  *
  * Returns whether it added; always true for an amount of 0. Exact, even if other threads add
- * meanwhile. Far from the limit it costs one compare-exchange. Near the limit it takes locks. If it
- * still cannot decide, it interrupts the CPUs. If the kernel cannot fence, it may refuse an amount
- * that is smaller than the amounts that the CPUs keep to themselves.
+ * meanwhile. It takes the counter's locks, unless the value is beyond the limit by more than the
+ * error bound. If it cannot decide near the limit, it interrupts the CPUs. If the kernel cannot
+ * fence, it may refuse an amount that is smaller than the amounts that the CPUs keep to themselves.
  */
 bool pinfold_counter_limited_add(struct pinfold_counter *counter, int64_t limit, int64_t amount);
 

@@ -230,8 +230,8 @@ fn adding_nothing_is_always_within_a_limit() {
     assert_eq!(counter.sum(), 6);
 }
 
-/// Limited adds add, and plain adds subtract as much within their batches. So the totals move far
-/// from where they were when limited adds began to need no lock.
+/// Limited adds add to the base, and plain adds subtract as much within their batches. So the base
+/// and the totals move far apart.
 #[test]
 fn limited_adds_follow_a_counter_that_moves_far() {
     const LIMIT: i64 = 100_000;

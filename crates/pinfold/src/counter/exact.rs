@@ -1,13 +1,11 @@
 //! The operations that need the exact value: summing, setting, adding up to a limit, and changing
 //! the batch.
 
-use super::base;
 use super::error::CounterError;
 use super::gate::Closed;
 use super::primitive::fence;
-use super::reach::Reach;
 use super::shards::{MAX_BATCH, Shards};
-use super::stripe::{self, AllHeld, pause};
+use super::stripe::{self, pause};
 use super::{PerCpuCounter, gates, pace};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 
@@ -111,10 +109,9 @@ impl PerCpuCounter {
     #[inline(never)]
     pub fn swap(&self, value: i64) -> i64 {
         let Some(shards) = self.shards_or_alloc() else {
-            return self.base.value.swap(value, AcqRel);
+            return self.base.swap(value, AcqRel);
         };
         let held = stripe::hold_all(shards.offset());
-        self.state_reach(&held, shards, 0);
         let mut closed = Closed::none();
         let _gate = shards.gate(&mut closed);
         let quiet = shards.quiesce();
@@ -126,7 +123,6 @@ impl PerCpuCounter {
         };
         let old = self
             .base
-            .value
             .swap(value.wrapping_sub(moved.net()), AcqRel)
             .wrapping_add(moved.net());
         shards.fold_gated(&held, shards.batch());
@@ -147,9 +143,9 @@ impl PerCpuCounter {
     ///
     /// | distance | cost |
     /// |---|---|
-    /// | far | one compare-exchange of the base, without a lock |
-    /// | nearer, or after the counter has moved far | the counter's locks |
-    /// | within the batches of the other CPUs | the locks, and a gate that is closed for a moment |
+    /// | beyond the limit by more than [`error_bound`](Self::error_bound) | a [`read`](Self::read) |
+    /// | within the limit by more than that | the counter's locks: for each possible CPU, up to 64, an atomic instruction |
+    /// | nearer | the locks, and a gate that is closed for a moment |
     /// | too close to decide even then | a fence: an interrupt to each CPU that runs this process |
     ///
     /// Not for signal handlers. If the fence fails, the call may refuse although there is room. It
@@ -163,66 +159,24 @@ impl PerCpuCounter {
     /// assert!(!connections.limited_add(2, 1));
     /// assert_eq!(connections.sum(), 2);
     /// ```
-    #[inline]
     pub fn limited_add(&self, limit: i64, amount: i64) -> bool {
-        amount == 0 || self.limited_add_far(limit, amount) || self.limited_add_near(limit, amount)
-    }
-
-    /// Adds `amount` if the stated reach shows that even the farthest possible value is within the
-    /// limit. Takes no lock.
-    #[inline]
-    fn limited_add_far(&self, limit: i64, amount: i64) -> bool {
-        self.base.add_if(amount, |base, reach| {
-            !passes(reach.farthest(base, amount), limit, amount)
-        })
-    }
-
-    /// Adds within the limit, or refuses, with all locks held.
-    #[cold]
-    #[inline(never)]
-    fn limited_add_near(&self, limit: i64, amount: i64) -> bool {
+        if amount == 0 {
+            return true;
+        }
+        // Refuses without a lock if even the value at the other end of the bound leaves no room.
+        let (read, bound) = self.read_with_bound();
+        if passes(read.saturating_sub(slack(bound, amount)), limit, amount) {
+            return false;
+        }
         let Some(shards) = self.shards_or_alloc() else {
             return self.add_base_within(0, limit, amount);
         };
-        let held = stripe::hold_all(shards.offset());
-        // While the locks are held, no total moves and no limit is raised. So the value is within
-        // the drift of what `read` returns.
-        let folded = shards.folded().net();
-        let slack = slack(shards.drift(), amount);
-        if self.add_base_within(folded.wrapping_add(slack), limit, amount) {
-            self.state_reach_below(&held, shards, limit);
-            return true;
-        }
-        let least = self.base.value.load(Acquire).wrapping_add(folded);
-        if passes(least.saturating_sub(slack), limit, amount) {
-            return false;
-        }
-        self.limited_add_gated(shards, limit, amount)
-    }
-
-    /// States a reach within which limited adds to `limit` need no lock. The reach is half as wide
-    /// as the distance to the limit. Does nothing if the limit is too near.
-    fn state_reach_below(&self, held: &AllHeld, shards: Shards, limit: i64) {
-        let base = self.base.value.load(Acquire);
-        let way = limit.abs_diff(base.wrapping_add(shards.folded().net()));
-        let width = way / 2;
-        if width >= shards.least_reach() && base::is_supported() {
-            self.state_reach(held, shards, width);
-        }
-    }
-
-    /// States a reach of `width` around the totals, with all locks held. States that there is no
-    /// reach if the batches are too large for that width.
-    pub(super) fn state_reach(&self, held: &AllHeld, shards: Shards, width: u64) {
-        let reach = if width >= shards.least_reach() {
-            Reach::around(shards.folded().net(), width)
-        } else {
-            Reach::NONE
-        };
-        // Changes the base first: limited adds must stop relying on the old reach before folds may
-        // go beyond it.
-        self.base.state(reach);
-        shards.keep_within(held, reach);
+        let _held = stripe::hold_all(shards.offset());
+        // While the locks are held, no total moves and no limit is raised. So the value stays
+        // within the drift of the base and the totals.
+        let farthest = (shards.folded().net()).wrapping_add(slack(shards.drift(), amount));
+        self.add_base_within(farthest, limit, amount)
+            || self.limited_add_gated(shards, limit, amount)
     }
 
     /// Adds within the limit, or refuses, with all locks held and a gate closed.
@@ -247,7 +201,6 @@ impl PerCpuCounter {
     fn add_base_within(&self, rest: i64, limit: i64, amount: i64) -> bool {
         let within = |base: i64| !passes(base.wrapping_add(rest), limit, amount);
         self.base
-            .value
             .fetch_update(AcqRel, Acquire, |base| {
                 within(base).then(|| base.wrapping_add(amount))
             })
@@ -283,7 +236,6 @@ impl PerCpuCounter {
         let shards = super::fork::outlast(|| self.shards_or_alloc());
         let shards = shards.ok_or(CounterError::OutOfMemory)?;
         let held = stripe::hold_all(shards.offset());
-        self.state_reach(&held, shards, 0);
         if batch >= shards.batch() {
             shards.raise(&held, batch);
         } else if !shards.lower_after(&held, batch, quiesce) {
@@ -301,7 +253,6 @@ impl PerCpuCounter {
         };
         stripe::try_hold_all(shards.offset()).is_some_and(|held| {
             if batch > shards.batch() {
-                self.state_reach(&held, shards, 0);
                 shards.raise(&held, batch);
             }
             true
@@ -323,25 +274,4 @@ fn passes(value: i64, limit: i64, amount: i64) -> bool {
 fn slack(drift: u64, amount: i64) -> i64 {
     let drift = i64::try_from(drift).unwrap_or(i64::MAX);
     if amount >= 0 { drift } else { -drift }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn far_from_its_limit_a_limited_add_takes_no_lock() {
-        let counter = PerCpuCounter::with_batch(0, 1).unwrap();
-        assert!(!counter.limited_add_far(1 << 20, 1), "no reach yet");
-        assert!(counter.limited_add(1 << 20, 1) && counter.limited_add(-1 << 20, -1));
-        let shards = counter.shards().unwrap();
-        let held = stripe::hold_all(shards.offset());
-        // With the locks held here, a limited add that waits for one of them would never return.
-        let far = base::is_supported();
-        assert_eq!(counter.limited_add_far(1 << 20, 100), far);
-        assert_eq!(counter.limited_add_far(-1 << 20, -100), far);
-        assert!(!counter.limited_add_far(1000, 100), "too near");
-        counter.state_reach(&held, shards, 0);
-        assert!(!counter.limited_add_far(1 << 20, 1), "no reach any more");
-    }
 }

@@ -43,7 +43,6 @@
 //! assert!(OPEN.read().abs_diff(2) <= OPEN.error_bound());
 //! ```
 
-mod base;
 mod error;
 mod event;
 mod exact;
@@ -55,7 +54,6 @@ mod in_shared;
 mod many;
 mod pace;
 mod percpu_counter;
-mod reach;
 mod read;
 mod room;
 pub(crate) mod shards;

@@ -1,12 +1,11 @@
 //! The counter that goes up and down: its handle, adding, and reading without a wait.
 
-use super::base::Base;
 use super::error::CounterError;
 use super::shards::{MAX_BATCH, SIZE, Shards};
 use super::{fork, stripe, watch};
 use crate::counter_units::{CLOSED, LazyBlock};
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicI64, AtomicU64};
 
 /// Stands for the default batch until the number of CPUs is known.
 const DEFAULT: u64 = 0;
@@ -77,16 +76,16 @@ pub struct PerCpuCounter {
     /// Keeps the base out of the line that adds read.
     apart: [u64; 5],
     /// The sum of the adds that used no shard.
-    pub(super) base: Base,
+    pub(super) base: AtomicI64,
     /// The word of `pace`: the last sum, and how many sums have yet to wait.
     pub(super) seen: AtomicU64,
     /// In an array, keeps the base out of the line that adds read in the next counter.
-    apart_from_next: [u64; 5],
+    apart_from_next: [u64; 6],
 }
 
 // A handle need not begin at a cache line. Even so, the words that adds read lie a line apart from
 // those that they write, in arrays too.
-const _: () = assert!(size_of::<PerCpuCounter>() == 128 && align_of::<PerCpuCounter>() == 16);
+const _: () = assert!(size_of::<PerCpuCounter>() == 128 && align_of::<PerCpuCounter>() == 8);
 const _: () = assert!(core::mem::offset_of!(PerCpuCounter, base) == 64);
 
 /// Returns the largest add that a CPU keeps to itself, with a fixed `batch`: an eighth of it, and
@@ -138,9 +137,9 @@ impl PerCpuCounter {
                 _ => 0,
             }),
             apart: [0; 5],
-            base: Base::new(value),
+            base: AtomicI64::new(value),
             seen: AtomicU64::new(0),
-            apart_from_next: [0; 5],
+            apart_from_next: [0; 6],
         }
     }
 
@@ -292,7 +291,6 @@ impl PerCpuCounter {
         if let Some(shards) = self.shards()
             && batch < shards.batch()
         {
-            self.keep_reach_centred(shards);
             shards.fold_here(batch);
         }
     }

@@ -68,7 +68,7 @@ impl PerCpuCounter {
         loop {
             let shards = self.shards();
             let folded = shards.map(Shards::folded);
-            let base = self.base.value.load(Acquire);
+            let base = self.base.load(Acquire);
             // A thread that lowers the drift first moves the totals, so this read starts again.
             let bound = shards.map_or(0, Shards::drift);
             if shards == self.shards() && folded == shards.map(Shards::folded) {
@@ -117,10 +117,7 @@ impl PerCpuCounter {
     /// Runs in the calling thread alone. The CPUs that added notice only that their cache lines
     /// were taken for a moment.
     pub fn fold(&self) -> usize {
-        self.shards().map_or(0, |shards| {
-            self.keep_reach_centred(shards);
-            shards.fold()
-        })
+        self.shards().map_or(0, Shards::fold)
     }
 
     /// Collects all shards, loads the base, and collects all shards again.
@@ -128,14 +125,14 @@ impl PerCpuCounter {
         let nothing = Moved { up: 0, down: 0 };
         loop {
             let Some(shards) = self.shards() else {
-                let base = self.base.value.load(Acquire);
+                let base = self.base.load(Acquire);
                 if self.shards().is_none() {
                     return (nothing, base, nothing);
                 }
                 continue;
             };
             let first = shards.collect();
-            let base = self.base.value.load(Acquire);
+            let base = self.base.load(Acquire);
             return (first, base, shards.collect());
         }
     }

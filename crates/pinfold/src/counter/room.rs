@@ -44,7 +44,7 @@ impl Shards {
         true
     }
 
-    /// Makes room with as few atomic instructions as possible: two, if no reach is stated.
+    /// Makes room with as few atomic instructions as possible: two.
     ///
     /// Cancels if that gives enough room. If a CPU's additions and subtractions balance, no fold
     /// then touches the total's cache line. Otherwise folds the word that needs room, and leaves
@@ -61,10 +61,10 @@ impl Shards {
         let (own, both) = (past[usize::from(down)], past[0].min(past[1]));
         let cancels = batch - (own - both) >= n.max(batch / 2);
         // A fold first raises the total, and then the limit.
-        if !cancels && self.raise_total(total, own) {
+        if !cancels {
+            self.raise_total(total, own);
             self.move_limit(unit, half, own);
         } else if both != 0 {
-            // Also reached if the reach does not let the total grow.
             self.move_limits(unit, both);
         }
     }
@@ -91,19 +91,8 @@ impl PerCpuCounter {
         let shards = shards.filter(|shards| max_drift != 0 || size <= shards.batch());
         shards.is_some_and(|shards| {
             self.fit_batch(shards, size);
-            self.keep_reach_centred(shards);
             shards.add_after_making_room(n < 0, size as i64, max_drift == 0)
         })
-    }
-
-    /// Centres the reach on the totals if they have come near its end, where folds would stop. Does
-    /// nothing if another thread has one of the counter's locks.
-    pub(super) fn keep_reach_centred(&self, shards: Shards) {
-        if shards.is_off_centre()
-            && let Some(held) = stripe::try_hold_all(shards.offset())
-        {
-            self.state_reach(&held, shards, self.base.reach().width());
-        }
     }
 
     /// Widens the batch for an add of `size`, or lowers it for a new shard, if this counter's batch
@@ -117,7 +106,6 @@ impl PerCpuCounter {
             && shards.wants_another_batch(unit, max_drift)
             && let Some(held) = stripe::try_hold_all(shards.offset())
         {
-            self.state_reach(&held, shards, 0);
             shards.fit_batch(&held, unit, size, max_drift);
         }
     }
@@ -127,7 +115,7 @@ impl PerCpuCounter {
     pub(crate) fn add_to_base(&self, n: i64) {
         // Release: a thread that sees this add sees what this thread did before. It pairs with the
         // acquire of the sums.
-        self.base.value.fetch_add(n, AcqRel);
+        self.base.fetch_add(n, AcqRel);
     }
 }
 

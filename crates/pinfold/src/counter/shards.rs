@@ -8,9 +8,9 @@
 //! | `up` | all that was added on this CPU | `folded_up` | what folds have added for `up` |
 //! | `up_limit` | how far `up` may go | `folded_down` | what folds have added for `down` |
 //! | `down` | all that was taken away | `granted` | the number of granted shards, and the batch |
-//! | `down_limit` | how far `down` may go | `reach` | how far the totals may go |
+//! | `down_limit` | how far `down` may go | | unused |
 //!
-//! [`reach`](super::reach) explains the last word. The *base* is an atomic in the counter's handle.
+//! The *base* is an atomic in the counter's handle.
 //! Adds that use no shard go there. A *fold* adds to the total how far a word has moved since the
 //! last fold, and raises the word's limit. The other terms:
 //!
@@ -30,7 +30,7 @@
 //!   opens a gate, from any CPU, by atomic adds.
 //! * `folded_up`, `folded_down` and the number of granted shards: the holder of a shard's lock, for
 //!   that shard, by atomic adds.
-//! * The batch and `reach`: the holder of all the counter's locks.
+//! * The batch: the holder of all the counter's locks.
 //!
 //! # Invariants
 //!
@@ -63,7 +63,6 @@
 
 use super::gate::Closed;
 use super::primitive::{can_fence, fence_is_refused, possible};
-use super::reach::Reach;
 use super::stripe::{self, AllHeld, Held};
 use crate::counter_units::{self, shared, units, word_at};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -89,17 +88,12 @@ pub(super) const LIMIT: usize = 8;
 pub(super) const FOLDED_UP: usize = 0;
 pub(super) const FOLDED_DOWN: usize = 8;
 const GRANTED: usize = 16;
-const REACH: usize = 24;
 
 /// The bits of `granted` that hold the batch. The number of granted shards is above them.
 const BATCH_BITS: u64 = (1 << 41) - 1;
 /// One granted shard in `granted`.
 const ONE_SHARD: u64 = BATCH_BITS + 1;
 const _: () = assert!(MAX_BATCH <= BATCH_BITS && MAX_INDEX < 1 << 22);
-
-/// A reach is at least this many times as wide as the batches of all CPUs. The totals would leave a
-/// narrower reach too soon.
-const BATCHES_IN_REACH: u64 = if cfg!(loom) { 4 } else { 8 };
 
 /// All that was ever added to the shards, and all that was ever taken away, modulo 2^64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,34 +149,6 @@ impl Shards {
     fn set_batch(self, _held: &AllHeld, shards: u64, batch: u64) {
         // Release: a thread that sees this drift sees the folds that allowed it.
         shared(self.offset + GRANTED).store(shards * ONE_SHARD + batch, Release);
-    }
-
-    fn reach(self) -> Reach {
-        // Relaxed: only a holder of all locks changes the word, and a thread that relies on the
-        // word holds one of these locks.
-        Reach(shared(self.offset + REACH).load(Relaxed))
-    }
-
-    /// Makes folds keep the totals inside `reach`, at least `most_drift` away from its ends.
-    pub(super) fn keep_within(self, _held: &AllHeld, reach: Reach) {
-        shared(self.offset + REACH).store(reach.0, Relaxed);
-    }
-
-    /// Returns how far all shards together may move without a fold, including those that are not
-    /// granted yet.
-    fn most_drift(self) -> u64 {
-        (possible() as u64).saturating_mul(self.batch())
-    }
-
-    /// Returns the least width of a reach that is worth stating.
-    pub(super) fn least_reach(self) -> u64 {
-        self.most_drift().max(64).saturating_mul(BATCHES_IN_REACH)
-    }
-
-    /// Returns whether the totals are in the outer half of the reach.
-    pub(super) fn is_off_centre(self) -> bool {
-        let reach = self.reach();
-        reach != Reach::NONE && !reach.allows(self.folded().net(), reach.width() / 2)
     }
 
     /// Adds `n`, which is not negative, to this CPU's `up`, or to its `down` if `down` is true.
@@ -399,38 +365,18 @@ impl Shards {
         [up - both, down - both]
     }
 
-    /// Adds `rest` to one total, unless the totals would then leave the reach. Returns whether it
-    /// did.
-    ///
-    /// Reads the other total once. That total only grows, and so moves the net value away from the
-    /// end of the reach that this fold approaches. So a stale value is on the safe side.
-    pub(super) fn raise_total(self, total: usize, rest: u64) -> bool {
-        let (word, reach) = (shared(self.offset + total), self.reach());
-        if rest == 0 || reach == Reach::NONE {
-            // Release: a thread that sees the total sees the adds in it.
-            word.fetch_add(rest, Release);
-            return true;
-        }
-        let slack = self.most_drift();
-        let other = shared(self.offset + (FOLDED_UP + FOLDED_DOWN - total)).load(Relaxed);
-        let net = |now: u64| match total {
-            FOLDED_UP => now.wrapping_sub(other) as i64,
-            _ => other.wrapping_sub(now) as i64,
-        };
-        let raised =
-            |now: u64| Some(now.wrapping_add(rest)).filter(|&now| reach.allows(net(now), slack));
-        word.fetch_update(Release, Relaxed, raised).is_ok()
+    /// Adds `rest` to one total.
+    pub(super) fn raise_total(self, total: usize, rest: u64) {
+        // Release: a thread that sees the total sees the adds in it.
+        shared(self.offset + total).fetch_add(rest, Release);
     }
 
     /// Adds `rest`, the distances of the words past their marks, to the totals. Then puts the
     /// limits a batch of `after` ahead of the marks, instead of `before`.
-    ///
-    /// If a total would leave the interval that limited adds rely on ([`reach`](super::reach)),
-    /// this word is not folded. The shard then has no headroom, and its adds go to the base.
     pub(super) fn fold_rest(self, unit: usize, before: u64, after: u64, rest: [u64; 2]) {
         for (half, total, rest) in [(UP, FOLDED_UP, rest[0]), (DOWN, FOLDED_DOWN, rest[1])] {
-            if rest != 0 && !self.raise_total(total, rest) {
-                continue;
+            if rest != 0 {
+                self.raise_total(total, rest);
             }
             if rest != 0 || before != after {
                 self.move_limit(unit, half, rest.wrapping_add(after).wrapping_sub(before));

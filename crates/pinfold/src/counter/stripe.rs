@@ -8,8 +8,8 @@
 //! * An add or a fold tries one lock. If the lock is taken, the add goes to the shared base, and
 //!   the fold leaves the shard out.
 //! * `read`, `bounds` and `sum` take no lock.
-//! * `swap`, `set`, `set_batch`, `limited_add` near its limit and the drop of a counter wait for
-//!   the locks of all the counter's shards.
+//! * `swap`, `set`, `set_batch`, `limited_add` and the drop of a counter wait for the locks of all
+//!   the counter's shards.
 //!
 //! So a signal handler may add, read, sum and fold, whatever it interrupted: it never waits for a
 //! lock. The operations in the last item must not run in a signal handler. The handler would wait

@@ -35,8 +35,6 @@ mod fork {
 }
 #[path = "../../src/counter/gate.rs"]
 mod gate;
-#[path = "../../src/counter/reach.rs"]
-mod reach;
 #[path = "../../src/counter/read.rs"]
 mod read;
 #[path = "../../src/counter/room.rs"]
@@ -45,24 +43,21 @@ mod room;
 mod shards;
 
 use crate::counter_units::{self, BLOCK, NOWHERE, move_to};
-use base::Base;
 use loom::sync::Arc;
-use reach::Reach;
+use loom::sync::atomic::AtomicI64;
 use shards::Shards;
 use stripe::AllHeld;
 
 /// The handle of a counter that has its block.
 pub struct PerCpuCounter {
-    pub base: Base,
+    pub base: AtomicI64,
     seen: core::sync::atomic::AtomicU64,
 }
 
 impl PerCpuCounter {
     pub fn with_batch(batch: u64) -> Arc<Self> {
         let counter = PerCpuCounter {
-            base: Base {
-                value: Default::default(),
-            },
+            base: Default::default(),
             seen: Default::default(),
         };
         counter.of().open(batch);
@@ -134,43 +129,6 @@ impl PerCpuCounter {
     pub fn fold_in_background(&self) {
         counter_units::used().for_each(|unit| drop(self.of().fold_on(unit, || true)));
     }
-
-    /// Makes folds rely on no reach, although limited adds still rely on the one that was stated.
-    pub fn fold_beyond(&self) {
-        self.of().keep_within(&self.hold_all(), Reach::NONE);
-    }
-
-    /// States a reach of `width`, so that folds and limited adds rely on it.
-    pub fn rely_on(&self, width: u64) {
-        self.state_reach(&self.hold_all(), self.of(), width);
-    }
-}
-
-/// The base in the form that the model has chosen, [`Value`](crate::base::Value).
-mod base {
-    use super::reach::Reach;
-    use crate::base::Value;
-
-    pub use crate::base::is_supported;
-
-    pub struct Base {
-        pub value: Value,
-    }
-
-    impl Base {
-        pub(super) fn reach(&self) -> Reach {
-            Reach(self.value.reach())
-        }
-
-        pub(super) fn state(&self, reach: Reach) {
-            self.value.state(reach.0);
-        }
-
-        pub(super) fn add_if(&self, amount: i64, judge: impl Fn(i64, Reach) -> bool) -> bool {
-            let judge = |base, reach| reach != 0 && judge(base, Reach(reach));
-            self.value.add_if(amount, judge)
-        }
-    }
 }
 
 mod primitive {
@@ -185,7 +143,7 @@ mod primitive {
     }
 
     pub fn possible() -> usize {
-        if fault() == Fault::NoSlack { 0 } else { cpus() }
+        cpus()
     }
 
     pub fn can_fence() -> bool {

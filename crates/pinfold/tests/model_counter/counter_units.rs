@@ -47,14 +47,6 @@ pub enum Fault {
     NoFence,
     /// A thread that sums does not order its own adds.
     NoOwnFence,
-    /// A limited add compares the base, but not the reach.
-    ReachNotCompared,
-    /// A fold ignores the reach.
-    FoldBeyond,
-    /// A fold leaves no room for what the shards may move until the next fold.
-    NoSlack,
-    /// Folds use a new reach, while limited adds still rely on the old one.
-    NotStated,
 }
 
 /// The words of one unit, and what the machine knows of its CPU.
