@@ -875,8 +875,8 @@ bool pinfold_counter_limited_add(struct pinfold_counter *counter, int64_t limit,
 
 /*
  * Set the value. swap returns the value before. An add at the same time counts exactly once, either
- * before or after the call. Never fail. Interrupt the CPUs if another CPU has added within its
- * batch since the last set or swap.
+ * before or after the call. Never fail. Interrupt the CPUs if another CPU has ever added within its
+ * batch.
  */
 void pinfold_counter_set(struct pinfold_counter *counter, int64_t value);
 int64_t pinfold_counter_swap(struct pinfold_counter *counter, int64_t value);

@@ -100,8 +100,8 @@ impl PerCpuCounter {
     /// Sets the value and returns the previous one, at one moment. An add at the same time counts
     /// either into the result or into the new value.
     ///
-    /// Fences if another CPU has added within its batch since the last call. A fence interrupts
-    /// each CPU that runs a thread of this process, for some microseconds. Takes the counter's
+    /// Fences if another CPU has ever added within its batch. A fence interrupts each CPU that runs
+    /// a thread of this process, for some microseconds. Takes the counter's
     /// locks. Adds do not wait for these locks. Not for signal handlers.
     ///
     /// If the fence fails, no add is lost or counted twice either. But a [`sum`](Self::sum) at the
@@ -114,9 +114,8 @@ impl PerCpuCounter {
         let held = stripe::hold_all(shards.offset());
         let mut closed = Closed::none();
         let _gate = shards.gate(&mut closed);
-        let quiet = shards.quiesce();
         // After the fence, no word moves until the gate opens.
-        let moved = if quiet {
+        let moved = if shards.quiesce() {
             shards.collect()
         } else {
             shards.collect_at_rest()
@@ -126,9 +125,6 @@ impl PerCpuCounter {
             .swap(value.wrapping_sub(moved.net()), AcqRel)
             .wrapping_add(moved.net());
         shards.fold_gated(&held, shards.batch());
-        if quiet {
-            shards.park_others(&held);
-        }
         old
     }
 
@@ -211,8 +207,8 @@ impl PerCpuCounter {
     /// [`error_bound`](Self::error_bound) follows.
     ///
     /// Raising the batch takes a few stores for each CPU. Lowering it needs a fence if another CPU
-    /// has added within its batch since the last [`swap`](Self::swap). The fence interrupts each
-    /// CPU that runs a thread of this process. Not for signal handlers.
+    /// has ever added within its batch. The fence interrupts each CPU that runs a thread of this
+    /// process. Not for signal handlers.
     ///
     /// # Errors
     ///
@@ -223,9 +219,24 @@ impl PerCpuCounter {
         self.set_batch_after(batch, Shards::quiesce)
     }
 
-    /// Sets the batch as [`set_batch`](Self::set_batch) does. If the batch is to be lowered,
-    /// `quiesce` waits until no section is under way, or returns false.
-    pub(super) fn set_batch_after(
+    /// Sets the batch as [`set_batch`](Self::set_batch) does, but interrupts no CPU that `spared`
+    /// accepts.
+    ///
+    /// # Errors
+    ///
+    /// Those of `set_batch`. [`CounterError::Fence`] also if the batch is to be lowered, and a
+    /// spared CPU has added within its batch. Nothing has changed then.
+    pub(crate) fn set_batch_sparing(
+        &self,
+        batch: u64,
+        spared: impl Fn(usize) -> bool,
+    ) -> Result<(), CounterError> {
+        self.set_batch_after(batch, |shards| shards.quiesce_sparing(spared))
+    }
+
+    /// Sets the batch. If the batch is to be lowered, `quiesce` waits until no section is under
+    /// way, or returns false.
+    fn set_batch_after(
         &self,
         batch: u64,
         quiesce: impl FnOnce(Shards) -> bool,

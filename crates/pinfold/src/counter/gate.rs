@@ -7,46 +7,19 @@
 //!    counter's base.
 //! 2. If an add that began earlier may still be under way, it waits for that add by the fence.
 
-use super::primitive::{backend, current, possible};
-use super::shards::{GATE, LIMIT, PARK, Shards, UP};
-use super::stripe::AllHeld;
+use super::primitive::{backend, current, fence_index, possible};
+use super::shards::{GATE, LIMIT, Shards, UP};
 use crate::counter_units::{self, COUNTER_UNITS, word_at};
 use core::sync::atomic::Ordering::Relaxed;
-use pinfold_rseq::{Backend, MAX_INDEX};
+use pinfold_rseq::{Backend, Index, MAX_INDEX};
 
 impl Shards {
-    /// Returns how many gates close the shard of `unit`, and whether the shard is parked.
-    pub(super) fn closed(self, unit: usize) -> (u64, bool) {
+    /// Returns whether a gate closes the shard of `unit`.
+    pub(super) fn is_closed(self, unit: usize) -> bool {
         let limit = word_at(unit, self.offset() + UP + LIMIT).load(Relaxed);
         let word = word_at(unit, self.offset() + UP).load(Relaxed);
-        let behind = u64::try_from(word.wrapping_sub(limit) as i64).unwrap_or(0);
-        let closings = behind.div_ceil(GATE);
-        (closings % (PARK / GATE), closings >= PARK / GATE)
-    }
-
-    /// Parks all shards except that of the caller's CPU. The caller holds all locks. It closed a
-    /// gate before it fenced, and still keeps the gate closed.
-    pub(super) fn park_others(self, _held: &AllHeld) {
-        let here = own_unit();
-        for unit in self.granted() {
-            if Some(unit) != here && !self.closed(unit).1 {
-                self.move_limits(unit, PARK.wrapping_neg());
-            }
-        }
-    }
-
-    /// Returns whether no add can be under way. The caller keeps a gate closed.
-    ///
-    /// Only an add that began before the gate was closed could be under way. Two kinds of shards
-    /// have no such add:
-    ///
-    /// * In a parked shard, no add has been under way since it was parked.
-    /// * In the shard of the caller's CPU, the kernel aborted any other thread's add when it let
-    ///   the caller run. The aborted add starts again, and finds the gate.
-    fn stands_still(self) -> bool {
-        let here = own_unit();
-        self.granted()
-            .all(|unit| Some(unit) == here || self.closed(unit).1)
+        // Without gates, no word is beyond its limit.
+        (limit.wrapping_sub(word) as i64) < 0
     }
 
     /// Closes a gate: all adds that begin from now on go to the base, until the gate is dropped.
@@ -64,23 +37,36 @@ impl Shards {
     ///
     /// Fences only if another CPU may have such an add.
     pub(super) fn quiesce(self) -> bool {
-        self.stands_still() || COUNTER_UNITS.quiesce(possible()).is_ok()
+        self.granted_elsewhere().next().is_none() || COUNTER_UNITS.quiesce(possible()).is_ok()
     }
-}
 
-/// Returns whether no other thread has an add under way in `unit` that began before this call.
-///
-/// The kernel aborted such an add when it let this thread run there.
-pub(super) fn is_own(unit: usize) -> bool {
-    own_unit() == Some(unit)
-}
+    /// Waits as [`quiesce`](Self::quiesce) does, but interrupts no CPU that `spared` accepts.
+    /// Returns false if such a CPU may have an add under way, or if the fence fails.
+    ///
+    /// With CPU numbers, fences only the CPUs that may have an add under way. A concurrency id
+    /// names no CPU. So with concurrency ids a fence interrupts every CPU that runs a thread of
+    /// this process, also a spared one.
+    pub(super) fn quiesce_sparing(self, spared: impl Fn(usize) -> bool) -> bool {
+        if backend() != Backend::Rseq(Index::Cpu) {
+            return self.quiesce();
+        }
+        // The kernel fences no CPU that is offline. The add of a thread that ran there was aborted
+        // when the thread moved.
+        self.granted_elsewhere()
+            .all(|unit| !spared(unit) && fence_index(unit).is_ok())
+    }
 
-/// Returns the unit on which no other thread has an add under way, because the caller runs there.
-///
-/// Returns `None` on atomics. There, a preempted add goes on later, although another thread has run
-/// on its CPU in between.
-fn own_unit() -> Option<usize> {
-    (backend() != Backend::Atomic).then(current)
+    /// Returns the units in which an add that began before the gate was closed may be under way.
+    /// The caller keeps a gate closed.
+    ///
+    /// These are the granted shards, without that of the caller's CPU: there, the kernel aborted
+    /// any other thread's add when it let the caller run. The aborted add starts again, and finds
+    /// the gate. On atomics, a preempted add goes on later, although another thread has run on its
+    /// CPU in between.
+    fn granted_elsewhere(self) -> impl Iterator<Item = usize> {
+        let here = (backend() != Backend::Atomic).then(current);
+        self.granted().filter(move |&unit| Some(unit) != here)
+    }
 }
 
 /// A bit for each unit whose shard a gate closes.
@@ -94,7 +80,6 @@ fn own_unit() -> Option<usize> {
 pub(super) struct Closed([u64; MAX_INDEX / 64]);
 
 impl Closed {
-    #[inline]
     /// Returns the bits for a gate that closes no shard yet.
     pub(super) const fn none() -> Closed {
         Closed([0; MAX_INDEX / 64])

@@ -58,7 +58,6 @@ mod read;
 mod room;
 pub(crate) mod shards;
 mod snapshot;
-mod sparing;
 mod stripe;
 mod watch;
 
@@ -76,5 +75,7 @@ pub(crate) use watch::{fold_watched, watch_block};
 /// What the protocol of the shards needs from the system. The models in loom replace this module.
 mod primitive {
     pub(super) use core::sync::atomic::fence;
-    pub(super) use pinfold_rseq::{backend, can_fence, current, fence_is_refused, possible};
+    pub(super) use pinfold_rseq::{
+        backend, can_fence, current, fence_index, fence_is_refused, possible,
+    };
 }

@@ -1,7 +1,7 @@
 //! The slow path of an add: makes room in the CPU's shard, or adds to the base.
 
 use super::PerCpuCounter;
-use super::shards::{DOWN, FOLDED_DOWN, FOLDED_UP, MAX_BATCH, PARK, Shards, UP};
+use super::shards::{DOWN, FOLDED_DOWN, FOLDED_UP, MAX_BATCH, Shards, UP};
 use super::stripe::{self, Held};
 use crate::counter_units;
 use core::sync::atomic::Ordering::AcqRel;
@@ -27,12 +27,8 @@ impl Shards {
     /// shard, or cancels and folds.
     fn make_room(self, held: &Held, unit: usize, (down, n): (bool, u64), may_grant: bool) -> bool {
         let batch = self.batch();
-        let (gates, parked) = self.closed(unit);
-        if n > batch || gates != 0 {
+        if n > batch || self.is_closed(unit) {
             return false;
-        }
-        if parked {
-            self.move_limits(unit, PARK);
         }
         if !self.is_granted(unit) {
             if may_grant {

@@ -34,7 +34,7 @@
 //!
 //! # Invariants
 //!
-//! 1. `mark <= word <= limit`, while no gate closes the shard and the shard is not parked. The
+//! 1. `mark <= word <= limit`, while no gate closes the shard. The
 //!    critical section checks the limit before it commits. A limit is lowered only by a gate, which
 //!    changes no mark, or after a fence, when no section is under way.
 //! 2. `folded_up - folded_down` is the sum of the marks of `up` less the sum of the marks of
@@ -54,12 +54,6 @@
 //! Several gates may be closed at once, by different threads, or by a signal handler and the thread
 //! that it interrupted: each takes its own [`GATE`]. The number of closed gates follows from how
 //! far a limit is behind its word. From this number, a fold computes the limit without gates.
-//!
-//! # Parked shards
-//!
-//! A swap that has fenced leaves the shards of other CPUs *parked*: it takes [`PARK`] from their
-//! limits. The CPU's next add finds no room, and its slow path gives [`PARK`] back. No add is under
-//! way in a parked shard, so the next swap needs no fence for it.
 
 use super::gate::Closed;
 use super::primitive::{can_fence, fence_is_refused, possible};
@@ -72,11 +66,9 @@ use pinfold_rseq::MAX_INDEX;
 pub(crate) const SIZE: usize = 32;
 /// The largest batch: far below [`GATE`], so that a gate takes away all room.
 pub(crate) const MAX_BATCH: u64 = 1 << 40;
-/// What a gate takes from a limit. It is small enough that a quarter of a million closed gates can
-/// be counted, and told apart from a parked shard.
+/// What a gate takes from a limit. It is small enough that half a million closed gates can be
+/// counted.
 pub(super) const GATE: u64 = 1 << 44;
-/// What parking takes from a limit: more than all gates that can be closed at once take together.
-pub(super) const PARK: u64 = 1 << 62;
 
 /// Bytes from the beginning of a shard to `up`.
 pub(super) const UP: usize = 0;
