@@ -49,7 +49,6 @@ use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
 use core::time::Duration;
-use pinfold::arena;
 use pinfold::internal::fork::{self, Hooks, Rank};
 use pinfold::internal::{coarse_milliseconds, heap, keep_errno, uncancelled};
 use pinfold::shepherd::{self, Automatic, Running, Shepherd};
@@ -339,7 +338,6 @@ fn stop(thread: Option<Thread>) {
         Some(Thread::Asked(running)) => running.stop(),
         None => {}
     });
-    arena::update_needs_ticks();
 }
 
 /// Resets the count and the state in the child of a fork, which has one thread and no shepherd.

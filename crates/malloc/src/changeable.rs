@@ -99,7 +99,7 @@ pub static SETTINGS: [Changeable; 5] = [
         name: "dirty-limit",
         variable: None,
         values: "bytes, as 16M, or none",
-        help: "the most free memory that is kept; none means an eighth of the memory in use",
+        help: "the most free memory that is kept; none means no bound but the kept share",
         unit: Unit::BytesOrNone,
         set: |value| arena::set_dirty_limit(Some(value as usize).filter(|_| value != NONE)),
         get: || arena::dirty_limit().map_or(NONE, |bytes| bytes as u64),

@@ -3,10 +3,9 @@
 
 use pinfold::arena;
 use pinfold_malloc::c::{
-    pinfold_calloc, pinfold_free, pinfold_malloc, pinfold_malloc_trim, pinfold_memory_limit,
+    pinfold_free, pinfold_malloc, pinfold_malloc_trim, pinfold_memory_limit,
     pinfold_set_memory_limit,
 };
-use pinfold_malloc::heap_profile;
 use std::ffi::c_void;
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -252,56 +251,24 @@ fn a_soft_limit_bounds_held_memory_and_fails_no_allocation() {
 
 #[test]
 #[ignore = "a load for the tests below"]
-fn frees_200_mib() {
+fn frees_200_mib_and_goes_on() {
     let size: usize = std::env::var("SIZE").unwrap().parse().unwrap();
     drop(Blocks::fill(size, 200 * MIB));
-    let held = arena::held() as usize;
-    assert!(held < 24 * MIB, "{} MiB stay", held / MIB);
-}
-
-#[test]
-fn free_gives_back_all_but_a_share_of_the_use() {
-    // Each size in a process of its own, which has not needed again what it gave back.
-    for size in [64, 1000, 20_000, 60_000] {
-        succeeds("frees_200_mib", |command| {
-            command.env("SIZE", size.to_string());
-        });
-    }
-}
-
-#[test]
-#[ignore = "a load for the tests below"]
-fn misses_100_mib_and_then_takes_fast_paths() {
-    for _ in 0..4 {
-        drop(Blocks::fill(300_000, 100 * MIB));
-    }
-    let held = arena::held() as usize;
-    assert!(held > 64 * MIB, "missed memory went back: {held} are held");
-    let calls = std::env::var("CALLS").unwrap();
-    if calls == "profiled" {
-        assert!(heap_profile::start(heap_profile::DEFAULT_INTERVAL));
-    }
     let begun = std::time::Instant::now();
     while arena::held() as usize > 24 * MIB {
-        let waited = begun.elapsed();
-        assert!(waited.as_secs() < 20, "{} are held", arena::held());
-        for _ in 0..10_000 {
-            let block = match calls.as_str() {
-                "calloc" => pinfold_calloc(1, 100),
-                _ => pinfold_malloc(100),
-            };
-            // SAFETY: the block was allocated above, and is not used afterwards.
-            unsafe { pinfold_free(block) };
-        }
-        std::thread::sleep(std::time::Duration::from_millis(5));
+        let (held, waited) = (arena::held(), begun.elapsed());
+        assert!(waited.as_secs() < 20, "{held} bytes are held");
+        // More blocks than a sheaf has, so that some calls take the slow path.
+        (0..20).for_each(|_| drop(Blocks::fill(100, 100_000)));
+        std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
 
 #[test]
-fn fast_calls_alone_give_missed_memory_back() {
-    for calls in ["malloc", "calloc", "profiled"] {
-        succeeds("misses_100_mib_and_then_takes_fast_paths", |command| {
-            command.env("CALLS", calls);
+fn what_a_program_with_one_thread_frees_goes_back_while_it_goes_on() {
+    for size in [64, 1000, 20_000, 60_000] {
+        succeeds("frees_200_mib_and_goes_on", |command| {
+            command.env("SIZE", size.to_string());
         });
     }
 }

@@ -317,19 +317,20 @@ pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
     cgroup::memory_limit(root).filter(|&bytes| bytes != NONE)
 }
 
-/// Returns how many bytes may be kept if `in_use` bytes are in use: an eighth of them, at least 4
-/// MiB, and `missed` bytes more. But the result is at most a sixteenth of the tightest limit, and
-/// at most the memory that this limit leaves. A limit that leaves nothing still allows 1 MiB,
-/// because the held memory includes pages that were never touched. [`set_dirty_limit`] may allow
-/// less. Two loads.
-pub(crate) fn kept_most(in_use: usize, missed: usize) -> usize {
-    let kept = kept_below(TIGHTEST.load(Relaxed), in_use, missed);
+/// Returns how many bytes may be kept if `in_use` bytes are in use, and at most `lately` bytes were
+/// in use at once a short while ago: what `in_use` lacks to nine eighths of `lately`, and an eighth
+/// of `in_use`, at least 4 MiB. But the result is at most a sixteenth of the tightest limit, and at
+/// most the memory that this limit leaves. A limit that leaves nothing still allows 1 MiB, because
+/// the held memory includes pages that were never touched. [`set_dirty_limit`] may allow less. Two
+/// loads.
+pub(crate) fn kept_most(in_use: usize, lately: usize) -> usize {
+    let kept = kept_below(TIGHTEST.load(Relaxed), in_use, lately);
     kept.min(MOST_KEPT.load(Relaxed))
 }
 
-fn kept_below(limit: usize, in_use: usize, missed: usize) -> usize {
+fn kept_below(limit: usize, in_use: usize, lately: usize) -> usize {
     let most = (limit / 16).min(limit.saturating_sub(in_use));
-    let kept = (in_use / 8).max(MIN_KEPT) + missed;
+    let kept = (lately + lately / 8).saturating_sub(in_use) + (in_use / 8).max(MIN_KEPT);
     kept.min(most).max(KEPT_AT_LIMIT)
 }
 
@@ -451,19 +452,22 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_a_share_of_the_use_within_the_limit() {
-        assert_eq!(kept_below(NONE, 0, 0), 4 * MIB);
-        assert_eq!(kept_below(NONE, 128 * MIB, 0), 16 * MIB);
-        assert_eq!(kept_below(NONE, 800 * MIB, 0), 100 * MIB);
-        assert_eq!(kept_below(NONE, 800 * MIB, 50 * MIB), 150 * MIB);
+        let steady = |limit, in_use| kept_below(limit, in_use, in_use);
+        assert_eq!(steady(NONE, 0), 4 * MIB);
+        assert_eq!(steady(NONE, 128 * MIB), 32 * MIB);
+        assert_eq!(steady(NONE, 800 * MIB), 200 * MIB);
+        // The use was larger a short while ago.
+        assert_eq!(kept_below(NONE, 400 * MIB, 800 * MIB), 550 * MIB);
+        assert_eq!(kept_below(NONE, 0, 800 * MIB), 904 * MIB);
         // A sixteenth of 256 MiB is 16 MiB, and of 128 MiB 8 MiB.
-        assert_eq!(kept_below(256 * MIB, 0, 0), 4 * MIB);
-        assert_eq!(kept_below(256 * MIB, 200 * MIB, 0), 16 * MIB);
-        assert_eq!(kept_below(256 * MIB, 100 * MIB, 90 * MIB), 16 * MIB);
-        assert_eq!(kept_below(128 * MIB, 100 * MIB, 0), 8 * MIB);
+        assert_eq!(steady(256 * MIB, 0), 4 * MIB);
+        assert_eq!(steady(256 * MIB, 200 * MIB), 16 * MIB);
+        assert_eq!(kept_below(256 * MIB, 100 * MIB, 190 * MIB), 16 * MIB);
+        assert_eq!(steady(128 * MIB, 100 * MIB), 8 * MIB);
         // The limit leaves less.
-        assert_eq!(kept_below(256 * MIB, 250 * MIB, 0), 6 * MIB);
-        assert_eq!(kept_below(256 * MIB, 256 * MIB, 0), MIB);
-        assert_eq!(kept_below(256 * MIB, 10_000 * MIB, 0), MIB);
+        assert_eq!(steady(256 * MIB, 250 * MIB), 6 * MIB);
+        assert_eq!(steady(256 * MIB, 256 * MIB), MIB);
+        assert_eq!(steady(256 * MIB, 10_000 * MIB), MIB);
     }
 
     #[test]

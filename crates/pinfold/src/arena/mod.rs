@@ -72,10 +72,7 @@ pub use budget::{
 };
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, HugePagesError, huge_pages, set_huge_pages};
-pub(crate) use kept::close_while_ticks_are_needed;
 pub use kept::large_in_use;
-#[doc(hidden)]
-pub use kept::{needs_ticks, update_needs_ticks};
 pub(crate) use metadata::alloc as alloc_metadata;
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};
 pub(crate) use numa::{NodeRequest, for_each_item};

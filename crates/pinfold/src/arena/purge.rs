@@ -33,7 +33,7 @@ pub(super) fn relieve() {
             return;
         }
         if let Some(arena) = arena_of(node).lock_or_divert() {
-            drop(purge(arena, node, kept::purged, |free| {
+            drop(purge(arena, node, |free| {
                 let most = excess.min(MAX_RUN as usize) as u32;
                 let run = (excess > 0).then(|| free.take_units(most, MAX_STEP))?;
                 run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
@@ -42,13 +42,11 @@ pub(super) fn relieve() {
     }
 }
 
-/// Purges each run that `next` takes out of the free runs. Releases the lock while it purges. Calls
-/// `done` with the number of granules of each purged run. Returns the lock, or `None` if the lock
-/// cannot be taken again, because another thread forks.
+/// Purges each run that `next` takes out of the free runs. Releases the lock while it purges.
+/// Returns the lock, or `None` if the lock cannot be taken again, because another thread forks.
 pub(super) fn purge(
     mut arena: Guard<'static, Arena>,
     node: usize,
-    done: fn(usize),
     mut next: impl FnMut(&mut FreeRuns) -> Option<(u32, u32)>,
 ) -> Option<Guard<'static, Arena>> {
     while let Some((head, granules)) = next(&mut arena.free) {
@@ -76,7 +74,6 @@ pub(super) fn purge(
             break;
         };
         kept::use_less(node, granules as usize);
-        done(granules as usize);
         gave_back(node, size);
         numa::gave_back(node, size);
         arena.free.free(head, granules, state, 0);
@@ -90,8 +87,7 @@ pub(super) fn purge_all(
     node: usize,
 ) -> Option<Guard<'static, Arena>> {
     let mut left = kept::dirty(node);
-    let uncounted = |_| {};
-    purge(arena, node, uncounted, |free| {
+    purge(arena, node, |free| {
         let run = (left > 0).then(|| free.take_oldest(None)).flatten();
         run.inspect(|run| left = left.saturating_sub(run.1 as usize))
     })
@@ -127,16 +123,14 @@ pub(super) fn purge_aged(node: usize, now: u32) {
     if let Some(mut arena) = arena_of(node).lock_or_divert() {
         arena.take_back(node);
         let until = now.wrapping_sub(DIRTY_FOR.load(Relaxed));
-        drop(purge(arena, node, kept::aged, |free| {
-            free.take_oldest(Some(until))
-        }));
+        drop(purge(arena, node, |free| free.take_oldest(Some(until))));
     }
 }
 
 /// Purges the runs of all nodes that have been dirty for [`dirty_time`]. For the shepherd.
 pub(crate) fn purge_all_aged() {
     let now = sys::coarse_milliseconds() as u32;
-    kept::forget(now);
+    kept::begin_period(now);
     (0..nodes::count()).for_each(|node| purge_aged(node, now));
 }
 

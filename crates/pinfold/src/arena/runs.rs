@@ -262,7 +262,7 @@ pub(super) fn give_back(head: u32, granules: u32) {
     let (calls, now) = (arena.calls, arena.now);
     drop(arena);
     if calls == 0 {
-        kept::forget(now);
+        kept::begin_period(now);
     }
     if kept::excess() > 0 {
         relieve();

@@ -51,7 +51,7 @@ extern "C" fn alloc_unusual(size: usize) -> *mut u8 {
 #[inline(never)]
 extern "C" fn alloc_first(size: usize) -> *mut u8 {
     start::ready();
-    gate::tick_if_needed();
+    gate::serve_if_closed();
     alloc_plain(size, false)
 }
 
@@ -71,7 +71,7 @@ pub fn alloc_zeroed(size: usize) -> *mut u8 {
 #[inline(never)]
 extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
     if mode::is_plain() {
-        gate::tick_if_needed();
+        gate::serve_if_closed();
         return alloc_plain(size, true);
     }
     let block = gate::alloc_counted(size);
@@ -87,7 +87,7 @@ extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
 #[inline(always)]
 fn alloc_aligned_unusual(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     start::ready();
-    gate::tick_if_needed();
+    gate::serve_if_closed();
     if mode::is_sampling()
         && let Some(mean) = profile::due(size)
     {

@@ -2,14 +2,9 @@
 //!
 //! The module [`mode`] has the words that open and close them.
 //!
-//! Idle memory goes back to the system at a *tick* (`slab::tick`). In a program with one thread,
-//! the slow paths tick. If all calls of such a program are fast, no call would tick. So the arenas
-//! close the fast path of malloc while they keep much idle memory ([`arena::needs_ticks`]).
-//! The calls of malloc then tick ([`tick_if_needed`]), until little is kept.
-//!
 //! A process that may trace this one stores 0 to `limit` and `counted` of [`mode::Paths`] when it
-//! has a request (`segment`). The calls of malloc then tick, serve the request, and open the path
-//! again.
+//! has a request (`segment`). The calls of malloc then take their slow paths, which serve the
+//! request at a *tick* (`slab::tick`) and open the path again ([`serve_if_closed`]).
 
 use super::mode::{self, paths};
 use crate::arena::{self, GRANULE_SHIFT};
@@ -31,7 +26,6 @@ pub(super) fn open() -> bool {
         // Release pairs with the acquire in `alloc_behind`.
         paths().window.store(window, Release);
         mode::open_malloc();
-        arena::close_while_ticks_are_needed(paths().limit);
         show();
     });
     opened.is_some()
@@ -50,28 +44,26 @@ fn show() {
     }
 }
 
-/// While much idle memory waits for a tick, or after another process has closed the path that is
-/// in use, ticks if a tick is due. Opens the path again once little memory waits. Called by each
-/// slow path of malloc. Returns whether the path was closed for ticks.
+/// After another process has closed the path that is in use, ticks, and opens the path again.
+/// Called by each slow path of malloc.
 #[inline]
-pub(super) fn tick_if_needed() -> bool {
+pub(super) fn serve_if_closed() {
     let is_closed = match mode::is_sampling() {
         true => mode::is_counted_closed(),
         false => mode::is_malloc_closed(),
     };
-    let closed = is_closed || arena::needs_ticks();
-    if closed {
-        tick();
+    if is_closed {
+        serve();
     }
-    closed
 }
 
 #[cold]
-fn tick() {
+fn serve() {
+    // Without a tick, the request waits for the next call.
     if !slab::tick() {
         return;
     }
-    if !arena::update_needs_ticks() && mode::is_malloc_closed() {
+    if mode::is_malloc_closed() {
         mode::open_malloc();
     }
     if mode::is_sampling() && mode::is_counted_closed() {

@@ -15,7 +15,7 @@
 //!
 //! | word | is 0 |
 //! |---|---|
-//! | `limit` | while the next two are 0, while much idle memory waits for a tick, during samples |
+//! | `limit` | while the next two are 0, and during samples |
 //! | `window`, `count` | before the first allocation, while calls are counted, without rseq |
 //! | `counted` | while no samples are taken, and while the two words above are 0 |
 //!
@@ -34,7 +34,6 @@
 //! | opens the path that counts | `counted` | `samples` | this path is closed without samples |
 //! | ends samples | `samples` | writes 0 to `counted` | |
 
-use crate::arena;
 use crate::slab::kmalloc::{self, MAX_SMALL_SIZE};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, fence};
@@ -162,7 +161,7 @@ pub(super) fn sample_no_more_for(what: u8) {
     if MODE.samples.fetch_and(!what, Relaxed) == what {
         count_bytes(false);
         set_unusual(false);
-        if is_malloc_closed() && !arena::needs_ticks() {
+        if is_malloc_closed() {
             open_malloc();
         }
     }
@@ -257,8 +256,7 @@ pub(super) fn open_counted_again() {
     }
 }
 
-/// Returns whether the fast path of malloc is closed. If two threads change whether ticks are
-/// needed at the same time, it may be closed although they are not needed.
+/// Returns whether the fast path of malloc is closed.
 pub(super) fn is_malloc_closed() -> bool {
     is_closed(paths().limit)
 }

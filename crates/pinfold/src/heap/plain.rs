@@ -11,13 +11,7 @@ use core::ptr::null_mut;
 /// Allocates a block after the CPU's sheaf was found empty, and for a size above 32 KiB.
 #[inline(never)]
 pub(super) extern "C" fn alloc_missed(size: usize) -> *mut u8 {
-    // If the fast path was closed only for a tick, the CPU's sheaf may have a block.
-    if gate::tick_if_needed() {
-        let block = gate::alloc_behind(size);
-        if !block.is_null() {
-            return block;
-        }
-    }
+    gate::serve_if_closed();
     alloc_plain(size, false)
 }
 

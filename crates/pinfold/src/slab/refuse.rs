@@ -5,6 +5,7 @@ use super::descriptor::Descriptor;
 use super::registry::{for_each, pin_by_entry};
 use super::slab_bits::Wrong;
 use crate::arena::{self, LARGE};
+use crate::cache_units::STOPPING;
 use crate::last_words;
 use crate::lock::{Rank, count_held};
 use core::fmt;
@@ -56,9 +57,13 @@ impl Descriptor {
 /// be in malloc, and wait for the lock of this node. So the thread gives that lock back before it
 /// walks. If the thread holds another lock too, a signal handler may have interrupted a change of
 /// the data under one of the locks. Then the thread gives no lock back.
+///
+/// [`STOPPING`] is an exception. It guards no data: another thread that takes it stops and resumes
+/// the units again, from any state. So a thread that drains the units gives it back as well.
 #[cold]
 fn give_back_node_lock() -> bool {
-    if count_held(Rank::Fork) != 1 {
+    let drains = STOPPING.is_held();
+    if count_held(Rank::Fork) != 1 + usize::from(drains) {
         return false;
     }
     let mut is_a_node_s = false;
@@ -70,6 +75,10 @@ fn give_back_node_lock() -> bool {
             unsafe { node.stock.unlock() };
         }
     });
+    if is_a_node_s && drains {
+        // SAFETY: this thread holds the lock, and ends the process, as above.
+        unsafe { STOPPING.unlock() };
+    }
     is_a_node_s
 }
 
@@ -95,5 +104,12 @@ mod tests {
         assert!(give_back_node_lock());
         core::mem::forget(guard);
         drop(one.stock.try_lock().expect("the lock is free"));
+        // A fault that is found while the units are drained.
+        core::mem::forget(STOPPING.lock().unwrap());
+        assert!(!give_back_node_lock());
+        core::mem::forget(one.stock_after_fork().unwrap());
+        assert!(give_back_node_lock());
+        drop(one.stock.try_lock().expect("the lock is free"));
+        drop(STOPPING.try_lock().expect("the lock is free"));
     }
 }
