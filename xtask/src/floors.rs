@@ -102,6 +102,7 @@ pub static FLOORS: [Floors; 4] = [
                 "sampled",
             ],
             &[
+                "place",
                 "registry",
                 "descriptor",
                 "node",

@@ -21,14 +21,14 @@
 //! | `Lock::fork` | `pinfold/src/fork.rs` `take_all` | `34a66bf9accaac37` |
 //! | `Lock::end_fork` | `pinfold/src/fork.rs` `parent` | `8c3d666baf53796a` |
 //! | `Lock::end_fork` | `pinfold/src/fork.rs` `give_back` | `3ba3677d1359874e` |
-//! | `Cpu::exchange` | `rseq/src/units.rs` `Units::store_if_equal` | `0d95ba1ea2bcf18b` |
-//! | `Cpu::exchange` | `rseq/src/atomic.rs` `store_if_equal` | `d7f9148e52656064` |
-//! | `Cpu::exchange` | `rseq/src/arch/x86_64.rs` `store_if_equal` | `1dd53f5826af4292` |
-//! | `Cpu::exchange` | `rseq/src/arch/aarch64.rs` `store_if_equal` | `76aaf844fee3276b` |
-//! | `Cpu::take_spare` | `pinfold/src/slab/` `Descriptor::take_spare` | `b433f2700bc0cdc1` |
-//! | `Cpu::install` | `pinfold/src/slab/` `Descriptor::install` | `d6d64985dd204d16` |
-//! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::alloc_slow` | `50821c631a77ec90` |
-//! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::free_slow` | `9ec7f5864e25db11` |
+//! | `Cpu::exchange` | `rseq/src/units.rs` `Units::store_if_equal` | `22c66f9592d42889` |
+//! | `Cpu::exchange` | `rseq/src/atomic.rs` `store_if_equal` | `d11d1e8305109e1d` |
+//! | `Cpu::exchange` | `rseq/src/arch/x86_64.rs` `store_if_equal` | `d7c9526d2cab9796` |
+//! | `Cpu::exchange` | `rseq/src/arch/aarch64.rs` `store_if_equal` | `ed3e0ec2f43a4cc7` |
+//! | `Cpu::take_spare` | `pinfold/src/slab/` `Descriptor::take_spare` | `fb3b3a9b647996a0` |
+//! | `Cpu::install` | `pinfold/src/slab/` `Descriptor::install` | `f47fd15e8c584add` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::alloc_slow` | `b84c5937568c6ec2` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::free_slow` | `79a2b3c6d596c709` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `489e447127e7922f` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `a35a3d55901e6b5d` |
 #![cfg(loom)]

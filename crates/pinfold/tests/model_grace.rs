@@ -18,10 +18,10 @@
 //! | `Model::enter` | `pinfold/src/slab/grace.rs` `enter` | `a29ab942bee2e361` |
 //! | `Model::enter` | `pinfold/src/slab/grace.rs` `enter_slow` | `4b3be979d2298d04` |
 //! | `Model::enter` | `pinfold/src/slab/grace.rs` `add` | `bcb042ead1e6f053` |
-//! | `Model::enter` | `rseq/src/units.rs` `Units::add` | `eee3b1e68bc95a95` |
-//! | `Model::enter` | `rseq/src/atomic.rs` `add` | `a063b05cb03a41c2` |
-//! | `Model::enter` | `rseq/src/arch/x86_64.rs` `add` | `b5d17802f32e94f9` |
-//! | `Model::enter` | `rseq/src/arch/aarch64.rs` `add` | `a6e27548963bafdc` |
+//! | `Model::enter` | `rseq/src/units.rs` `Units::add` | `d5ecce1c62718792` |
+//! | `Model::enter` | `rseq/src/atomic.rs` `add` | `ea16e76c4aff0407` |
+//! | `Model::enter` | `rseq/src/arch/x86_64.rs` `add` | `320402668b18ccec` |
+//! | `Model::enter` | `rseq/src/arch/aarch64.rs` `add` | `91c79afe6fb0138b` |
 //! | `Model::leave` | `pinfold/src/slab/grace.rs` `Guard::drop` | `90c695aac86c93bc` |
 //! | `Model::leave` | `pinfold/src/slab/grace.rs` `leave_slow` | `3449410f26e83997` |
 //! | `Model::sum` | `pinfold/src/slab/grace.rs` `sum` | `23786aecb038d37d` |

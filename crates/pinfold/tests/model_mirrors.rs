@@ -10,7 +10,8 @@
 //! ```
 //!
 //! The path is below `crates/`. If it ends with `/`, the function is in one of the files there. The
-//! fingerprint is a hash of the function's tokens. Comments and formatting do not change it.
+//! fingerprint is a hash of the function's tokens. Comments and formatting do not change it. An arm
+//! of a macro that begins with a name counts as a function: the body of a critical section.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use quote::ToTokens;
@@ -67,7 +68,24 @@ impl Functions {
                         }
                     }
                 }
+                Item::Macro(item) => self.add_arms(file, item.mac.tokens),
                 _ => {}
+            }
+        }
+    }
+
+    fn add_arms(&mut self, file: &Path, arms: TokenStream) {
+        let arms: Vec<_> = arms.into_iter().collect();
+        for arm in arms.windows(4) {
+            let [TokenTree::Group(pattern), _, _, TokenTree::Group(body)] = arm else {
+                continue;
+            };
+            if let Some(TokenTree::Ident(name)) = pattern.stream().into_iter().next() {
+                self.0.push(Function {
+                    file: file.to_owned(),
+                    name: name.to_string(),
+                    tokens: body.stream(),
+                });
             }
         }
     }

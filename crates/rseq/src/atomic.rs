@@ -11,13 +11,13 @@
 //!   operation fails as it would on an empty or full stack, and the caller takes its slow path.
 #![allow(unsafe_code, reason = "works on the units' raw memory")]
 
-use crate::arch;
 use crate::stack::STACK_ALIGN;
 use crate::state::STATE;
 use crate::units::Units;
+use crate::words::{MISSING, RING_SLOTS, RING_TAIL};
 use crate::{kernel, syscall};
 use core::ptr::null_mut;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// The maximum number of attempts of an operation to take a unit's lock. These attempts take about
@@ -29,7 +29,7 @@ const TRIES: u32 = 64;
 /// # Safety
 ///
 /// `unit` is an installed unit, and `offset` is one that [`Units::add`] allows.
-pub(crate) unsafe fn word<'u>(unit: *mut u8, offset: usize) -> &'u AtomicU64 {
+unsafe fn word<'u>(unit: *mut u8, offset: usize) -> &'u AtomicU64 {
     // SAFETY: installed units stay valid until the process ends, and `offset` is aligned and lies
     // inside.
     unsafe { &*unit.add(offset).cast() }
@@ -78,6 +78,18 @@ impl Held {
             core::hint::spin_loop();
         }
         None
+    }
+}
+
+impl Held {
+    /// Returns the words at `offsets` of the unit.
+    ///
+    /// # Safety
+    ///
+    /// Each offset is one that [`Units::add`] allows.
+    unsafe fn words<const N: usize>(&self, offsets: [usize; N]) -> [&AtomicU64; N] {
+        // SAFETY: `current` found an installed unit. The caller promises the offsets.
+        offsets.map(|offset| unsafe { word(self.unit, offset) })
     }
 }
 
@@ -161,47 +173,13 @@ pub(crate) unsafe fn unlock_unit(unit: *mut u8) {
     unsafe { lock_word(unit) }.store(0, Release);
 }
 
-/// Calls `f` with the word at `offset` of the current unit. Returns `None` if there is no unit.
-/// Takes no lock.
-///
-/// # Safety
-///
-/// The same as for [`Units::add`].
-#[cold]
-pub(crate) unsafe fn on_word<T>(
-    units: &Units,
-    offset: usize,
-    f: impl FnOnce(&AtomicU64) -> T,
-) -> Option<T> {
-    // SAFETY: `unit_here` returned an installed unit. The caller promises that every unit has a
-    // word at `offset`.
-    unit_here(units).map(|unit| f(unsafe { word(unit, offset) }))
-}
+// The operations for a table without an `Area`. Each requires the same as its method of `Units`.
+// While no backend is chosen there is no unit, so they fail.
 
-/// Calls `f` with the current unit while this thread holds the unit's lock. Returns `None` if there
-/// is no unit, or if its lock stays taken.
-#[cold]
-pub(crate) fn on_locked<T>(units: &Units, f: impl FnOnce(*mut u8) -> T) -> Option<T> {
-    Held::current(units).map(|held| f(held.unit))
-}
-
-/// Runs [`Units::add`] for a table without offsets.
-///
-/// If the backend is chosen by now and has restartable sequences, copies the offsets into the table
-/// and runs the critical section. Otherwise adds by one atomic instruction.
-///
-/// # Safety
-///
-/// The same as for [`Units::add`]. Each function below requires the same as its method of
-/// [`Units`].
+/// Adds by one atomic instruction.
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn add(units: &Units, offset: usize, n: u64) -> bool {
-    if let Some((cs, index)) = units.learn() {
-        // SAFETY: `learn` returned the offsets of a registered area. The caller promises that every
-        // unit has a word at `offset`.
-        return unsafe { arch::add(cs, index, units.table(), offset, n) };
-    }
     let Some(unit) = unit_here(units) else {
         return false;
     };
@@ -211,20 +189,41 @@ pub(crate) unsafe fn add(units: &Units, offset: usize, n: u64) -> bool {
     true
 }
 
+/// Defines an operation on one word, which takes no lock.
+macro_rules! on_word {
+    ($name:ident($($arg:ident),*) -> $of:ty: |$word:ident| $change:expr $(, $finish:ident)?) => {
+        #[cold]
+        #[inline(never)]
+        pub(crate) unsafe fn $name(units: &Units, offset: usize, $($arg: u64),*) -> $of {
+            let done = unit_here(units).map(|unit| {
+                // SAFETY: `unit_here` returned an installed unit. The caller promises that every
+                // unit has a word at `offset`.
+                let $word = unsafe { word(unit, offset) };
+                $change
+            });
+            done$(.$finish())?
+        }
+    };
+}
+
+on_word!(store(value) -> bool: |word| word.store(value, Release), is_some);
+on_word!(and(mask) -> bool: |word| word.fetch_and(mask, AcqRel), is_some);
+on_word!(or(mask) -> bool: |word| word.fetch_or(mask, AcqRel), is_some);
+on_word!(fetch_add(n) -> Option<u64>: |word| word.fetch_add(n, AcqRel));
+on_word!(swap(value) -> Option<u64>: |word| word.swap(value, AcqRel));
+on_word!(compare_exchange(expected, new) -> Option<u64>: |word| {
+    let done = word.compare_exchange(expected, new, AcqRel, Acquire);
+    done.unwrap_or_else(|old| old)
+});
+
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
-    if let Some((cs, index)) = units.learn() {
-        // SAFETY: `learn` returned the offsets of a registered area. The caller promises that every
-        // unit has two words at `offset`.
-        return unsafe { arch::add_within(cs, index, units.table(), offset, n) };
-    }
     let Some(held) = Held::current(units) else {
         return false;
     };
-    // SAFETY: `held` holds an installed unit. The caller promises that every unit has two words at
-    // `offset`.
-    let (word, limit) = unsafe { (word(held.unit, offset), word(held.unit, offset + 8)) };
+    // SAFETY: the caller promises that every unit has two words at `offset`.
+    let [word, limit] = unsafe { held.words([offset, offset + 8]) };
     let now = word.load(Relaxed);
     let fits = limit.load(Acquire).wrapping_sub(now) as i64 >= n;
     if fits {
@@ -236,17 +235,11 @@ pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64, new: u64) -> bool {
-    if let Some((cs, index)) = units.learn() {
-        // SAFETY: `learn` returned the offsets of a registered area. The caller promises that every
-        // unit has a word at `offset`.
-        return unsafe { arch::store_if_equal(cs, index, units.table(), offset, expected, new) };
-    }
     let Some(held) = Held::current(units) else {
         return false;
     };
-    // SAFETY: `held` holds an installed unit. The caller promises that every unit has a word at
-    // `offset`.
-    let word = unsafe { word(held.unit, offset) };
+    // SAFETY: the caller promises that every unit has a word at `offset`.
+    let [word] = unsafe { held.words([offset]) };
     let equal = word.load(Relaxed) == expected;
     if equal {
         word.store(new, Relaxed);
@@ -256,12 +249,83 @@ pub(crate) unsafe fn store_if_equal(units: &Units, offset: usize, expected: u64,
 
 #[cold]
 #[inline(never)]
+pub(crate) unsafe fn compare_exchange_pair(
+    units: &Units,
+    offset: usize,
+    first_expected: u64,
+    second_expected: u64,
+    first_new: u64,
+    second_new: u64,
+) -> bool {
+    let Some(held) = Held::current(units) else {
+        return false;
+    };
+    // SAFETY: the caller promises that every unit has two words at `offset`.
+    let words = unsafe { held.words([offset, offset + 8]) };
+    let equal = words.map(|word| word.load(Relaxed)) == [first_expected, second_expected];
+    if equal {
+        // Release pairs with the acquire of a thread that reads a word without the lock.
+        words[0].store(first_new, Release);
+        words[1].store(second_new, Release);
+    }
+    equal
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn store_two_if_equal(
+    units: &Units,
+    offset: usize,
+    expected: u64,
+    new: u64,
+    other: usize,
+    value: u64,
+) -> bool {
+    let Some(held) = Held::current(units) else {
+        return false;
+    };
+    // SAFETY: the caller promises that every unit has both words.
+    let [word, other] = unsafe { held.words([offset, other]) };
+    let equal = word.load(Relaxed) == expected;
+    if equal {
+        other.store(value, Relaxed);
+        // Release pairs with the acquire of a thread that reads the word.
+        word.store(new, Release);
+    }
+    equal
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn store_if_both_equal(
+    units: &Units,
+    offset: usize,
+    expected: u64,
+    new: u64,
+    other: usize,
+    other_expected: u64,
+) -> bool {
+    let Some(held) = Held::current(units) else {
+        return false;
+    };
+    // SAFETY: the caller promises that every unit has both words.
+    let words = unsafe { held.words([offset, other]) };
+    let equal = words.map(|word| word.load(Relaxed)) == [expected, other_expected];
+    if equal {
+        // Release pairs with the acquire of a thread that reads the word.
+        words[0].store(new, Release);
+    }
+    equal
+}
+
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn pop(units: &Units, offset: usize) -> *mut u8 {
-    let mut item = [null_mut()];
+    let mut item = null_mut();
     // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack. `item` has
     // room for one pointer.
-    unsafe { pop_batch(units, offset, &mut item) };
-    item[0]
+    unsafe { pop_batch(units, offset, &raw mut item, 1) };
+    item
 }
 
 #[cold]
@@ -269,48 +333,40 @@ pub(crate) unsafe fn pop(units: &Units, offset: usize) -> *mut u8 {
 pub(crate) unsafe fn push(units: &Units, offset: usize, item: *mut u8) -> bool {
     // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack, and that
     // `item` is not null.
-    unsafe { push_batch(units, offset, &[item]) == 1 }
+    unsafe { push_batch(units, offset, &raw const item, 1) == 1 }
 }
 
 #[cold]
 #[inline(never)]
-pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u8]) -> usize {
-    if let Some((cs, index)) = units.learn() {
-        // SAFETY: `learn` returned the offsets of a registered area. The caller promises that the
-        // word at `offset` is 0 or describes a stack. `items` is writable for its length, which
-        // `Units::pop_batch` has checked is not 0.
-        return unsafe {
-            arch::pop_batch(
-                cs,
-                index,
-                units.table(),
-                offset,
-                items.as_mut_ptr(),
-                items.len(),
-            )
-        };
-    }
+pub(crate) unsafe fn pop_batch(
+    units: &Units,
+    offset: usize,
+    items: *mut *mut u8,
+    room: usize,
+) -> usize {
     let Some(held) = Held::current(units) else {
         return 0;
     };
-    // SAFETY: `held` holds an installed unit. The caller promises that every unit has a word at
-    // `offset`.
-    let word = unsafe { word(held.unit, offset) };
+    // SAFETY: the caller promises that every unit has a word at `offset`.
+    let [word] = unsafe { held.words([offset]) };
     let mut top = word.load(Relaxed) as *mut *mut u8;
     if top.is_null() {
         return 0;
     }
     let mut taken = 0;
-    for place in items {
+    while taken < room {
         // SAFETY: `top` is not null, so it is the top of a stack. The slot below it is an item or
         // the guard.
         let item = unsafe { *top.sub(1) };
         if item.is_null() {
             break;
         }
-        *place = item;
-        // SAFETY: the slot below `top` held an item, so the guard is further down in the block.
-        top = unsafe { top.sub(1) };
+        // SAFETY: the caller promises that `items` has room for `room` pointers. The slot below
+        // `top` held an item, so the guard is further down in the block.
+        unsafe {
+            *items.add(taken) = item;
+            top = top.sub(1);
+        }
         taken += 1;
     }
     word.store(top as u64, Relaxed);
@@ -319,42 +375,106 @@ pub(crate) unsafe fn pop_batch(units: &Units, offset: usize, items: &mut [*mut u
 
 #[cold]
 #[inline(never)]
-pub(crate) unsafe fn push_batch(units: &Units, offset: usize, items: &[*mut u8]) -> usize {
-    if let Some((cs, index)) = units.learn() {
-        // SAFETY: `learn` returned the offsets of a registered area. The caller promises that the
-        // word at `offset` is 0 or describes a stack. `items` is readable for its length, which
-        // `Units::push_batch` has checked is not 0.
-        return unsafe {
-            arch::push_batch(
-                cs,
-                index,
-                units.table(),
-                offset,
-                items.as_ptr(),
-                items.len(),
-            )
-        };
-    }
+pub(crate) unsafe fn push_batch(
+    units: &Units,
+    offset: usize,
+    items: *const *mut u8,
+    count: usize,
+) -> usize {
     let Some(held) = Held::current(units) else {
         return 0;
     };
-    // SAFETY: `held` holds an installed unit. The caller promises that every unit has a word at
-    // `offset`.
-    let word = unsafe { word(held.unit, offset) };
+    // SAFETY: the caller promises that every unit has a word at `offset`.
+    let [word] = unsafe { held.words([offset]) };
     let mut top = word.load(Relaxed) as *mut *mut u8;
     let mut put = 0;
-    for &item in items {
-        if (top as usize).is_multiple_of(STACK_ALIGN) {
-            break;
+    while put < count && !(top as usize).is_multiple_of(STACK_ALIGN) {
+        // SAFETY: a top that is not a multiple of `STACK_ALIGN` is the address of a free slot, so
+        // the next address is at most one past the block's end. `held` keeps other threads out. The
+        // caller promises `count` pointers.
+        unsafe {
+            *top = *items.add(put);
+            top = top.add(1);
         }
-        // SAFETY: a top that is not a multiple of `STACK_ALIGN` is the address of a free slot.
-        // `held` keeps other threads out.
-        unsafe { *top = item };
-        // SAFETY: the slot at `top` lies in the block, so the next address is at most one past its
-        // end.
-        top = unsafe { top.add(1) };
         put += 1;
     }
     word.store(top as u64, Relaxed);
     put
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn list_push(units: &Units, offset: usize, item: *mut u8) -> bool {
+    let Some(held) = Held::current(units) else {
+        return false;
+    };
+    // SAFETY: the caller promises the list, and that the item's first word belongs to the caller.
+    unsafe {
+        let [head] = held.words([offset]);
+        item.cast::<u64>().write(head.load(Relaxed));
+        // Release pairs with the acquire of a thread that reads the head.
+        head.store(item as u64, Release);
+    }
+    true
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn list_pop(units: &Units, offset: usize) -> *mut u8 {
+    let Some(held) = Held::current(units) else {
+        return null_mut();
+    };
+    // SAFETY: the caller promises the list, so the first item is mapped while this thread holds the
+    // lock.
+    unsafe {
+        let [head] = held.words([offset]);
+        let item = head.load(Relaxed) as *mut u8;
+        if !item.is_null() {
+            head.store(item.cast::<u64>().read(), Relaxed);
+        }
+        item
+    }
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn list_take(units: &Units, offset: usize) -> *mut u8 {
+    let Some(held) = Held::current(units) else {
+        return null_mut();
+    };
+    // SAFETY: the caller promises the list.
+    let [head] = unsafe { held.words([offset]) };
+    head.swap(0, AcqRel) as *mut u8
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn append(
+    units: &Units,
+    offset: usize,
+    mask: usize,
+    from: *const u64,
+    words: usize,
+    slot: usize,
+) -> u64 {
+    let Some(held) = Held::current(units) else {
+        return MISSING;
+    };
+    // SAFETY: the caller promises the ring.
+    let [head, tail] = unsafe { held.words([offset, offset + RING_TAIL]) };
+    let at = head.load(Relaxed);
+    // Acquire pairs with the reader's release: the reader has read the slots below the tail.
+    let used = at.wrapping_sub(tail.load(Acquire));
+    if used > mask as u64 {
+        return used;
+    }
+    let first = offset + RING_SLOTS + (at as usize & mask);
+    for n in 0..words {
+        // SAFETY: the caller promises `words` words at `from`, and that they fit in the slot at
+        // `first`, which lies in the ring.
+        unsafe { held.words([first + n * 8])[0].store(*from.add(n), Relaxed) };
+    }
+    // Release pairs with the acquire of the reader, which sees the record.
+    head.store(at.wrapping_add(slot as u64), Release);
+    0
 }

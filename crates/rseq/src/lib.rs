@@ -71,7 +71,6 @@ extern crate std;
 pub mod abi;
 mod arch;
 mod atomic;
-mod counted;
 #[doc(hidden)]
 pub mod env;
 mod fence;
@@ -82,13 +81,13 @@ pub mod near;
 mod selftest;
 pub mod stack;
 mod state;
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod stuck;
 mod syscall;
 mod units;
 mod vdso;
 mod words;
 
+pub use arch::Area;
 pub use fence::{FenceError, can_fence, fence, fence_index, fence_is_refused};
 pub use selftest::{SelfTest, preemption_test, selftest};
 pub use stack::STACK_ALIGN;

@@ -4,7 +4,7 @@
 use crate::abi::{CPU_ID, RSEQ_CS};
 use crate::stack::STACK_ALIGN;
 use crate::units::{FIRST, UNIT_HEADER};
-use crate::{arch, possible};
+use crate::{Area, arch, possible};
 use core::ptr::null_mut;
 
 /// The result of [`selftest`].
@@ -142,28 +142,26 @@ fn operations_work(cs: isize, block: &mut Block) -> bool {
     let (one, two, three) = (8 as *mut u8, 16 as *mut u8, 24 as *mut u8);
     // The sections expect the entries `FIRST` bytes behind the start of the table.
     let (table, unit) = (table.as_ptr().wrapping_byte_sub(FIRST), unit.as_mut_ptr());
+    let area = Area { cs, index, table };
     let mut taken = [null_mut(); 3];
     // SAFETY: `index` leads to a readable word that is 0, so the sections use the table's first
     // entry. That entry is a unit that holds both words, and the stack lies in `block`.
     unsafe {
-        let added = arch::add(cs, index, table, WORD, 5) && unit.add(WORD / 8).read_volatile() == 5;
+        let added = area.add(WORD, 5) && unit.add(WORD / 8).read_volatile() == 5;
         unit.add(WORD / 8 + 1).write_volatile(6);
-        let within = !arch::add_within(cs, index, table, WORD, 2)
-            && arch::add_within(cs, index, table, WORD, 1)
-            && arch::add_within(cs, index, table, WORD, -1);
+        let within =
+            !area.add_within(WORD, 2) && area.add_within(WORD, 1) && area.add_within(WORD, -1);
         // The limit of `add_within` serves as a second word, which is not needed any more.
-        let fetched = arch::fetch_add(cs, index, table, WORD + 8, 2) == Some(6)
-            && unit.add(WORD / 8 + 1).read_volatile() == 8;
-        let no_match = !arch::store_if_equal(cs, index, table, WORD, 4, 9);
-        let stored = arch::store_if_equal(cs, index, table, WORD, 5, bottom);
-        let empty = arch::pop(cs, index, table, WORD).is_null();
-        let pushed = arch::push(cs, index, table, WORD, one)
-            && arch::push(cs, index, table, WORD, two)
-            && !arch::push(cs, index, table, WORD, three);
-        let popped = arch::pop(cs, index, table, WORD) == two;
+        let fetched =
+            area.fetch_add(WORD + 8, 2) == Some(6) && unit.add(WORD / 8 + 1).read_volatile() == 8;
+        let no_match = !area.store_if_equal(WORD, 4, 9);
+        let stored = area.store_if_equal(WORD, 5, bottom);
+        let empty = area.pop(WORD).is_null();
+        let pushed = area.push(WORD, one) && area.push(WORD, two) && !area.push(WORD, three);
+        let popped = area.pop(WORD) == two;
         let batch = [two, three];
-        let put = arch::push_batch(cs, index, table, WORD, batch.as_ptr(), 2) == 1;
-        let got = arch::pop_batch(cs, index, table, WORD, taken.as_mut_ptr(), 3) == 2;
+        let put = area.push_batch(WORD, batch.as_ptr(), 2) == 1;
+        let got = area.pop_batch(WORD, taken.as_mut_ptr(), 3) == 2;
         let emptied = unit.add(WORD / 8).read_volatile() == bottom;
         // The sections wrote to the block through addresses that the compiler does not track.
         core::hint::black_box(block);

@@ -4,8 +4,9 @@
     reason = "hands addresses of units to the critical sections"
 )]
 
+use crate::arch::Area;
+use crate::atomic;
 use crate::state::STATE;
-use crate::{arch, atomic};
 use core::mem::offset_of;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
@@ -48,7 +49,8 @@ pub(crate) const FIRST: usize = offset_of!(Units, active);
 #[repr(C, align(64))]
 pub struct Units {
     /// A copy of the offset of `rseq_cs` from the thread pointer. It is 0 on the atomic backend,
-    /// and until [`learn`](Self::learn) has copied the offset.
+    /// and until [`learn`](Self::learn) has copied the offset, which [`install`](Self::install)
+    /// does before there is a unit.
     cs: AtomicIsize,
     /// A copy of the offset of the index from the thread pointer. Valid if `cs` is not 0.
     index: AtomicIsize,
@@ -56,6 +58,21 @@ pub struct Units {
     active: [AtomicPtr<u8>; MAX_INDEX],
     home: [AtomicPtr<u8>; MAX_INDEX],
 }
+
+/// Runs an operation of a table: as a critical section, or on atomics.
+macro_rules! either {
+    ($units:expr, $operation:ident($($argument:expr),*)) => {
+        // SAFETY: `area` returns a registered area and this table. The caller keeps the contract of
+        // the operation, which is that of both functions.
+        unsafe {
+            match $units.area() {
+                Some(area) => area.$operation($($argument),*),
+                None => atomic::$operation($units, $($argument),*),
+            }
+        }
+    };
+}
+pub(crate) use either;
 
 impl Default for Units {
     fn default() -> Self {
@@ -221,13 +238,7 @@ impl Units {
     /// installed unit.
     #[inline(always)]
     pub unsafe fn add(&self, offset: usize, n: u64) -> bool {
-        let (cs, index) = self.offsets();
-        if cs == 0 {
-            // SAFETY: the caller promises that `offset` lies in every unit.
-            return unsafe { atomic::add(self, offset, n) };
-        }
-        // SAFETY: `cs` is in the rseq area. The caller promises that `offset` lies in every unit.
-        unsafe { arch::add(cs, index, self.table(), offset, n) }
+        either!(self, add(offset, n))
     }
 
     /// Adds `n` to the word at `offset` of the current unit, if the word's limit leaves room.
@@ -246,13 +257,7 @@ impl Units {
     /// installed unit.
     #[inline(always)]
     pub unsafe fn add_within(&self, offset: usize, n: i64) -> bool {
-        let (cs, index) = self.offsets();
-        if cs == 0 {
-            // SAFETY: the caller promises that both words lie in every unit.
-            return unsafe { atomic::add_within(self, offset, n) };
-        }
-        // SAFETY: `cs` is in the rseq area. The caller promises that both words lie in every unit.
-        unsafe { arch::add_within(cs, index, self.table(), offset, n) }
+        either!(self, add_within(offset, n))
     }
 
     /// Returns the word at `offset` of the current unit, or `None` if there is no unit.
@@ -287,13 +292,7 @@ impl Units {
     /// installed unit.
     #[inline]
     pub unsafe fn store_if_equal(&self, offset: usize, expected: u64, new: u64) -> bool {
-        let (cs, index) = self.offsets();
-        if cs == 0 {
-            // SAFETY: the caller promises that `offset` lies in every unit.
-            return unsafe { atomic::store_if_equal(self, offset, expected, new) };
-        }
-        // SAFETY: `cs` is in the rseq area. The caller promises that `offset` lies in every unit.
-        unsafe { arch::store_if_equal(cs, index, self.table(), offset, expected, new) }
+        either!(self, store_if_equal(offset, expected, new))
     }
 
     /// Takes the top pointer off the [`stack`](crate::stack) at `offset`.
@@ -308,74 +307,7 @@ impl Units {
     /// * The word is 0, or describes a stack that only this table's operations use.
     #[inline]
     pub unsafe fn pop(&self, offset: usize) -> *mut u8 {
-        let (cs, index) = self.offsets();
-        if cs == 0 {
-            // SAFETY: the caller promises that the word lies in every unit and is 0 or a stack top.
-            return unsafe { atomic::pop(self, offset) };
-        }
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
-        unsafe { arch::pop(cs, index, self.table(), offset) }
-    }
-
-    /// Takes the top pointer off as [`pop`](Self::pop) does, but returns null on atomics.
-    ///
-    /// For a caller whose slow path calls `pop`, and whose fast path must contain no call.
-    ///
-    /// # Safety
-    ///
-    /// The same as for [`pop`](Self::pop).
-    #[inline(always)]
-    pub unsafe fn pop_fast(&self, offset: usize) -> *mut u8 {
-        let (cs, index) = self.offsets();
-        if cs == 0 {
-            return null_mut();
-        }
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
-        unsafe { arch::pop(cs, index, self.table(), offset) }
-    }
-
-    /// Takes the top pointer off as [`pop`](Self::pop) does, without a test of the backend.
-    ///
-    /// # Safety
-    ///
-    /// * The same as for [`pop`](Self::pop).
-    /// * [`install`](Self::install) was called while [`backend`](crate::backend) was not
-    ///   [`Backend::Atomic`](crate::Backend::Atomic).
-    #[inline(always)]
-    pub unsafe fn pop_rseq(&self, offset: usize) -> *mut u8 {
-        let (cs, index) = self.offsets();
-        // SAFETY: the caller promises that `install` has copied the offsets of a registered area,
-        // and that the word is 0 or a stack top.
-        unsafe { arch::pop(cs, index, self.table(), offset) }
-    }
-
-    /// Puts `item` on the stack as [`push`](Self::push) does, without a test of the backend.
-    ///
-    /// # Safety
-    ///
-    /// * The same as for [`push`](Self::push).
-    /// * [`install`](Self::install) was called while [`backend`](crate::backend) was not
-    ///   [`Backend::Atomic`](crate::Backend::Atomic).
-    #[inline(always)]
-    pub unsafe fn push_rseq(&self, offset: usize, item: *mut u8) -> bool {
-        let (cs, index) = self.offsets();
-        // SAFETY: the caller promises that `install` has copied the offsets of a registered area,
-        // and that the word is 0 or a stack top.
-        unsafe { arch::push(cs, index, self.table(), offset, item) }
-    }
-
-    /// Puts `item` on the stack as [`push`](Self::push) does, but returns false on atomics.
-    ///
-    /// For a caller whose slow path calls `push`, and whose fast path must contain no call.
-    ///
-    /// # Safety
-    ///
-    /// The same as for [`push`](Self::push).
-    #[inline(always)]
-    pub unsafe fn push_fast(&self, offset: usize, item: *mut u8) -> bool {
-        let (cs, index) = self.offsets();
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
-        cs != 0 && unsafe { arch::push(cs, index, self.table(), offset, item) }
+        either!(self, pop(offset))
     }
 
     /// Puts `item`, which is not null, on the stack at `offset`.
@@ -388,13 +320,7 @@ impl Units {
     /// The same as for [`pop`](Self::pop).
     #[inline]
     pub unsafe fn push(&self, offset: usize, item: *mut u8) -> bool {
-        let (cs, index) = self.offsets();
-        if cs == 0 {
-            // SAFETY: the caller promises that the word lies in every unit and is 0 or a stack top.
-            return unsafe { atomic::push(self, offset, item) };
-        }
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
-        unsafe { arch::push(cs, index, self.table(), offset, item) }
+        either!(self, push(offset, item))
     }
 
     /// Takes up to `items.len()` pointers off the stack at `offset`, in one operation.
@@ -411,23 +337,7 @@ impl Units {
         if items.is_empty() {
             return 0;
         }
-        let (cs, index) = self.offsets();
-        if cs == 0 {
-            // SAFETY: the caller promises that the word lies in every unit and is 0 or a stack top.
-            return unsafe { atomic::pop_batch(self, offset, items) };
-        }
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
-        // `items` is writable for its length, which is not 0.
-        unsafe {
-            arch::pop_batch(
-                cs,
-                index,
-                self.table(),
-                offset,
-                items.as_mut_ptr(),
-                items.len(),
-            )
-        }
+        either!(self, pop_batch(offset, items.as_mut_ptr(), items.len()))
     }
 
     /// Puts pointers from `items` on the stack at `offset`, as many as fit, in one operation.
@@ -444,14 +354,7 @@ impl Units {
         if items.is_empty() {
             return 0;
         }
-        let (cs, index) = self.offsets();
-        if cs == 0 {
-            // SAFETY: the caller promises that the word lies in every unit and is 0 or a stack top.
-            return unsafe { atomic::push_batch(self, offset, items) };
-        }
-        // SAFETY: `cs` is in the rseq area. The caller promises that the word is 0 or a stack top.
-        // `items` is readable for its length, which is not 0.
-        unsafe { arch::push_batch(cs, index, self.table(), offset, items.as_ptr(), items.len()) }
+        either!(self, push_batch(offset, items.as_ptr(), items.len()))
     }
 
     /// Returns the unit of `index`, or null if there is none or the index is stopped.
@@ -461,22 +364,37 @@ impl Units {
             .map_or(null_mut(), |unit| unit.load(Acquire))
     }
 
-    /// Returns the critical sections' `table`. The entries begin [`FIRST`] bytes behind it.
+    /// Returns where the critical sections find the current unit, or `None` on the atomic backend
+    /// and until a unit is installed. Two loads.
+    ///
+    /// For a fast path that must contain no call: its slow path calls the operations of this type,
+    /// which also work on atomics.
     #[inline(always)]
-    pub(crate) fn table(&self) -> *const *mut u8 {
-        core::ptr::from_ref(self).cast()
+    pub fn area(&self) -> Option<Area> {
+        let area = self.area_unchecked();
+        (area.cs != 0).then_some(area)
     }
 
-    /// Returns this table's copies of the offsets of `rseq_cs` and of the index from the thread
-    /// pointer. The first is 0 on the atomic backend, and until [`learn`](Self::learn) has copied
-    /// it. Otherwise both fields are in the thread's *rseq area*, which the kernel knows.
+    /// Returns what [`area`](Self::area) does, without a test of the backend.
+    ///
+    /// # Safety
+    ///
+    /// [`learn`](Self::learn) has returned offsets, or [`install`](Self::install) was called while
+    /// [`backend`](crate::backend) was not [`Backend::Atomic`](crate::Backend::Atomic).
     #[inline(always)]
-    pub(crate) fn offsets(&self) -> (isize, isize) {
+    pub unsafe fn known_area(&self) -> Area {
+        self.area_unchecked()
+    }
+
+    #[inline(always)]
+    fn area_unchecked(&self) -> Area {
         // Acquire pairs with the release in `learn`: a thread that reads the offset of `rseq_cs`
         // also reads the offset of the index. On x86-64 the acquire only keeps the compiler from
         // loading the index first.
         let cs = self.cs.load(Acquire);
-        (cs, self.index.load(Relaxed))
+        let index = self.index.load(Relaxed);
+        let table = core::ptr::from_ref(self).cast();
+        Area { cs, index, table }
     }
 
     /// Copies into this table where `rseq_cs` and the index are, as offsets from the thread

@@ -4,10 +4,8 @@
     reason = "hands addresses of units to the critical sections"
 )]
 
-use crate::units::Units;
-use crate::{arch, atomic};
-use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use crate::atomic;
+use crate::units::{Units, either};
 
 /// The bytes from the start of a ring to the word that its reader advances. The word lies in
 /// another cache line than the ring's head, which the operations write.
@@ -38,35 +36,6 @@ pub enum Append {
     NoUnit,
 }
 
-impl Append {
-    /// Reads what the critical section left in its register.
-    #[cfg_attr(
-        not(any(target_arch = "x86_64", target_arch = "aarch64")),
-        expect(dead_code, reason = "there are no critical sections")
-    )]
-    #[inline(always)]
-    pub(crate) fn from_register(left: u64) -> Append {
-        match left {
-            0 => Append::Done,
-            MISSING => Append::NoUnit,
-            _ => Append::Full,
-        }
-    }
-}
-
-impl Units {
-    /// Returns the offsets of `rseq_cs` and of the index from the thread pointer, or `None` on the
-    /// atomic backend and until the backend is chosen.
-    #[inline(always)]
-    fn sections(&self) -> Option<(isize, isize)> {
-        let offsets = self.offsets();
-        if offsets.0 == 0 {
-            return self.learn();
-        }
-        Some(offsets)
-    }
-}
-
 /// Operations on one word. On atomics each is one atomic instruction and takes no lock, so it fails
 /// only if there is no unit.
 ///
@@ -82,16 +51,7 @@ impl Units {
     /// the word.
     #[inline]
     pub unsafe fn store(&self, offset: usize, value: u64) -> bool {
-        match self.sections() {
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
-            // word.
-            Some((cs, index)) => unsafe { arch::store(cs, index, self.table(), offset, value) },
-            None => {
-                let change = move |word: &AtomicU64| word.store(value, Release);
-                // SAFETY: the caller promises the word.
-                unsafe { atomic::on_word(self, offset, change) }.is_some()
-            }
-        }
+        either!(self, store(offset, value))
     }
 
     /// Stores the bits that are set in both the word and `mask`. Returns false if there is no unit.
@@ -102,16 +62,7 @@ impl Units {
     /// The same as for [`store`](Self::store).
     #[inline]
     pub unsafe fn and(&self, offset: usize, mask: u64) -> bool {
-        match self.sections() {
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
-            // word.
-            Some((cs, index)) => unsafe { arch::and(cs, index, self.table(), offset, mask) },
-            None => {
-                let change = move |word: &AtomicU64| word.fetch_and(mask, AcqRel);
-                // SAFETY: the caller promises the word.
-                unsafe { atomic::on_word(self, offset, change) }.is_some()
-            }
-        }
+        either!(self, and(offset, mask))
     }
 
     /// Stores the bits that are set in the word or in `mask`. Returns false if there is no unit.
@@ -122,16 +73,7 @@ impl Units {
     /// The same as for [`store`](Self::store).
     #[inline]
     pub unsafe fn or(&self, offset: usize, mask: u64) -> bool {
-        match self.sections() {
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
-            // word.
-            Some((cs, index)) => unsafe { arch::or(cs, index, self.table(), offset, mask) },
-            None => {
-                let change = move |word: &AtomicU64| word.fetch_or(mask, AcqRel);
-                // SAFETY: the caller promises the word.
-                unsafe { atomic::on_word(self, offset, change) }.is_some()
-            }
-        }
+        either!(self, or(offset, mask))
     }
 
     /// Adds `n` to the word, wrapping, and returns the word as it was. Returns `None` if there is
@@ -142,13 +84,7 @@ impl Units {
     /// The same as for [`store`](Self::store).
     #[inline]
     pub unsafe fn fetch_add(&self, offset: usize, n: u64) -> Option<u64> {
-        match self.sections() {
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
-            // word.
-            Some((cs, index)) => unsafe { arch::fetch_add(cs, index, self.table(), offset, n) },
-            // SAFETY: the caller promises the word.
-            None => unsafe { atomic::on_word(self, offset, move |word| word.fetch_add(n, AcqRel)) },
-        }
+        either!(self, fetch_add(offset, n))
     }
 
     /// Stores `value` in the word, and returns the word as it was. Returns `None` if there is no
@@ -159,13 +95,7 @@ impl Units {
     /// The same as for [`store`](Self::store).
     #[inline]
     pub unsafe fn swap(&self, offset: usize, value: u64) -> Option<u64> {
-        match self.sections() {
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
-            // word.
-            Some((cs, index)) => unsafe { arch::swap(cs, index, self.table(), offset, value) },
-            // SAFETY: the caller promises the word.
-            None => unsafe { atomic::on_word(self, offset, move |word| word.swap(value, AcqRel)) },
-        }
+        either!(self, swap(offset, value))
     }
 
     /// Stores `new` in the word if the word is `expected`. Returns the word as it was: it equals
@@ -177,20 +107,7 @@ impl Units {
     /// The same as for [`store`](Self::store).
     #[inline]
     pub unsafe fn compare_exchange(&self, offset: usize, expected: u64, new: u64) -> Option<u64> {
-        match self.sections() {
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
-            // word.
-            Some((cs, index)) => unsafe {
-                arch::compare_exchange(cs, index, self.table(), offset, expected, new)
-            },
-            // SAFETY: the caller promises the word.
-            None => unsafe {
-                atomic::on_word(self, offset, move |word| {
-                    let done = word.compare_exchange(expected, new, AcqRel, Acquire);
-                    done.unwrap_or_else(|old| old)
-                })
-            },
-        }
+        either!(self, compare_exchange(offset, expected, new))
     }
 
     /// Stores `new` in the word if the word is `expected`, and returns whether it did. Returns
@@ -204,12 +121,9 @@ impl Units {
     /// The same as for [`store`](Self::store).
     #[inline]
     pub unsafe fn try_compare_exchange(&self, offset: usize, expected: u64, new: u64) -> bool {
-        match self.sections() {
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
-            // word.
-            Some((cs, index)) => unsafe {
-                arch::store_if_equal(cs, index, self.table(), offset, expected, new)
-            },
+        match self.area() {
+            // SAFETY: `area` returns a registered area. The caller promises the word.
+            Some(area) => unsafe { area.store_if_equal(offset, expected, new) },
             // SAFETY: the caller promises the word.
             None => unsafe { self.compare_exchange(offset, expected, new) == Some(expected) },
         }
@@ -237,25 +151,8 @@ impl Units {
         expected: [u64; 2],
         new: [u64; 2],
     ) -> bool {
-        if let Some((cs, index)) = self.sections() {
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises
-            // both words, aligned.
-            return unsafe {
-                arch::compare_exchange_pair(cs, index, self.table(), offset, expected, new)
-            };
-        }
-        let exchange = move |unit: *mut u8| {
-            // SAFETY: `unit` is installed. The caller promises both words.
-            let words = unsafe { [atomic::word(unit, offset), atomic::word(unit, offset + 8)] };
-            let equal = words.map(|word| word.load(Relaxed)) == expected;
-            if equal {
-                // Release pairs with the acquire of a thread that reads a word without the lock.
-                words[0].store(new[0], Release);
-                words[1].store(new[1], Release);
-            }
-            equal
-        };
-        atomic::on_locked(self, exchange).unwrap_or(false)
+        let ([e0, e1], [n0, n1]) = (expected, new);
+        either!(self, compare_exchange_pair(offset, e0, e1, n0, n1))
     }
 
     /// Stores `value` in the word at `other` and then `new` in the word at `offset`, if the word at
@@ -279,26 +176,10 @@ impl Units {
         other: usize,
         value: u64,
     ) -> bool {
-        if let Some((cs, index)) = self.sections() {
-            let other = (other, value);
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises
-            // both words, and that the word at `other` has no meaning.
-            return unsafe {
-                arch::store_two_if_equal(cs, index, self.table(), offset, [expected, new], other)
-            };
-        }
-        let store = move |unit: *mut u8| {
-            // SAFETY: `unit` is installed. The caller promises both words.
-            let (word, other) = unsafe { (atomic::word(unit, offset), atomic::word(unit, other)) };
-            let equal = word.load(Relaxed) == expected;
-            if equal {
-                other.store(value, Relaxed);
-                // Release pairs with the acquire of a thread that reads the word.
-                word.store(new, Release);
-            }
-            equal
-        };
-        atomic::on_locked(self, store).unwrap_or(false)
+        either!(
+            self,
+            store_two_if_equal(offset, expected, new, other, value)
+        )
     }
 
     /// Stores `new` in the word at `offset`, if that word is `expected` and the word at `other` is
@@ -318,25 +199,10 @@ impl Units {
         other: usize,
         other_expected: u64,
     ) -> bool {
-        if let Some((cs, index)) = self.sections() {
-            let other = (other, other_expected);
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises
-            // both words.
-            return unsafe {
-                arch::store_if_both_equal(cs, index, self.table(), offset, [expected, new], other)
-            };
-        }
-        let store = move |unit: *mut u8| {
-            // SAFETY: `unit` is installed. The caller promises both words.
-            let (word, other) = unsafe { (atomic::word(unit, offset), atomic::word(unit, other)) };
-            let equal = word.load(Relaxed) == expected && other.load(Relaxed) == other_expected;
-            if equal {
-                // Release pairs with the acquire of a thread that reads the word.
-                word.store(new, Release);
-            }
-            equal
-        };
-        atomic::on_locked(self, store).unwrap_or(false)
+        either!(
+            self,
+            store_if_both_equal(offset, expected, new, other, other_expected)
+        )
     }
 
     /// Puts `item` at the head of the list at `offset`, and writes the old head into the first word
@@ -354,22 +220,7 @@ impl Units {
     ///   off the list. It belongs to the caller, and to the list if the result is true.
     #[inline]
     pub unsafe fn list_push(&self, offset: usize, item: *mut u8) -> bool {
-        if let Some((cs, index)) = self.sections() {
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
-            // list and the item.
-            return unsafe { arch::list_push(cs, index, self.table(), offset, item) };
-        }
-        let push = move |unit: *mut u8| {
-            // SAFETY: `unit` is installed. The caller promises the list, and that the item's first
-            // word belongs to the caller.
-            unsafe {
-                let head = atomic::word(unit, offset);
-                item.cast::<u64>().write(head.load(Relaxed));
-                // Release pairs with the acquire of a thread that reads the head.
-                head.store(item as u64, Release);
-            }
-        };
-        atomic::on_locked(self, push).is_some()
+        either!(self, list_push(offset, item))
     }
 
     /// Takes the first item off the list at `offset`.
@@ -382,24 +233,7 @@ impl Units {
     /// The same as for [`list_push`](Self::list_push).
     #[inline]
     pub unsafe fn list_pop(&self, offset: usize) -> *mut u8 {
-        if let Some((cs, index)) = self.sections() {
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
-            // list.
-            return unsafe { arch::list_pop(cs, index, self.table(), offset) };
-        }
-        let pop = move |unit: *mut u8| {
-            // SAFETY: `unit` is installed. The caller promises the list, so the first item is
-            // mapped while this thread holds the lock.
-            unsafe {
-                let head = atomic::word(unit, offset);
-                let item = head.load(Relaxed) as *mut u8;
-                if !item.is_null() {
-                    head.store(item.cast::<u64>().read(), Relaxed);
-                }
-                item
-            }
-        };
-        atomic::on_locked(self, pop).unwrap_or(core::ptr::null_mut())
+        either!(self, list_pop(offset))
     }
 
     /// Takes all items off the list at `offset`, and returns the first. The first word of each item
@@ -413,15 +247,12 @@ impl Units {
     /// The same as for [`list_push`](Self::list_push).
     #[inline]
     pub unsafe fn list_take(&self, offset: usize) -> *mut u8 {
-        if let Some((cs, index)) = self.sections() {
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
-            // list.
-            let taken = unsafe { arch::swap(cs, index, self.table(), offset, 0) };
-            return taken.unwrap_or(0) as *mut u8;
+        match self.area() {
+            // SAFETY: `area` returns a registered area. The caller promises the list.
+            Some(area) => unsafe { area.swap(offset, 0) }.unwrap_or(0) as *mut u8,
+            // SAFETY: the caller promises the list.
+            None => unsafe { atomic::list_take(self, offset) },
         }
-        // SAFETY: `unit` is installed. The caller promises the list.
-        let take = move |unit: *mut u8| unsafe { atomic::word(unit, offset) }.swap(0, AcqRel);
-        atomic::on_locked(self, take).unwrap_or(0) as *mut u8
     }
 
     /// Appends a record to the ring at `offset` of the current unit.
@@ -443,38 +274,12 @@ impl Units {
     /// * Only this function writes the head and the slots. Only the reader writes the tail.
     #[inline]
     pub unsafe fn append(&self, offset: usize, size: usize, record: &[u64], slot: usize) -> Append {
-        let mask = size - 1;
-        if let Some((cs, index)) = self.sections() {
-            let (from, words) = (record.as_ptr(), record.len());
-            // SAFETY: `sections` returned the offsets of a registered area. The caller promises the
-            // ring, and that the record is not empty and fits in a slot.
-            return unsafe {
-                arch::append(cs, index, self.table(), offset, mask, from, words, slot)
-            };
+        let (mask, from, words) = (size - 1, record.as_ptr(), record.len());
+        let left = either!(self, append(offset, mask, from, words, slot));
+        match left {
+            0 => Append::Done,
+            MISSING => Append::NoUnit,
+            _ => Append::Full,
         }
-        let append = move |unit: *mut u8| {
-            // SAFETY: `unit` is installed. The caller promises the ring.
-            let (head, tail) = unsafe {
-                (
-                    atomic::word(unit, offset),
-                    atomic::word(unit, offset + RING_TAIL),
-                )
-            };
-            let at = head.load(Relaxed);
-            // Acquire pairs with the reader's release: the reader has read the slots below the
-            // tail.
-            if at.wrapping_sub(tail.load(Acquire)) > mask as u64 {
-                return Append::Full;
-            }
-            let first = offset + RING_SLOTS + (at as usize & mask);
-            for (n, &word) in record.iter().enumerate() {
-                // SAFETY: the record fits in the slot at `first`, which lies in the ring.
-                unsafe { atomic::word(unit, first + n * 8) }.store(word, Relaxed);
-            }
-            // Release pairs with the acquire of the reader, which sees the record.
-            head.store(at.wrapping_add(slot as u64), Release);
-            Append::Done
-        };
-        atomic::on_locked(self, append).unwrap_or(Append::NoUnit)
     }
 }

@@ -120,7 +120,7 @@ fn a_counted_pop_needs_an_item_and_room() {
     // SAFETY: every index has a unit with a stack at WORD and a word at COUNTDOWN. The backend has
     // restartable sequences.
     unsafe {
-        let pop = |n| units.pop_counted_rseq::<COUNTDOWN>(WORD, n);
+        let pop = |n| units.known_area().pop_counted::<COUNTDOWN>(WORD, n);
         assert!(pop(1).is_null());
         assert!(units.push(WORD, item(1)));
         assert!(units.push(WORD, item(2)));
@@ -273,7 +273,7 @@ fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> [u64; 3] {
         // only if the backend has restartable sequences.
         unsafe {
             let got = if batch == 1 && counts_pops && random & 1 << 20 == 0 {
-                held[0] = units.pop_counted_rseq::<COUNTDOWN>(WORD, 1);
+                held[0] = units.known_area().pop_counted::<COUNTDOWN>(WORD, 1);
                 popped += u64::from(!held[0].is_null());
                 usize::from(!held[0].is_null())
             } else if batch == 1 {

@@ -33,9 +33,9 @@
 use super::descriptor::{Descriptor, Pending};
 use super::registry;
 use super::sheaf::{Sheaf, SheafList, word_is_full};
-use super::sheaf_units::{self, load};
+use super::sheaf_units;
 use super::{grace, in_flight};
-use crate::cache_units::{DEFERRED, SHEAF_UNITS};
+use crate::cache_units::DEFERRED;
 use crate::lock::Guard;
 use crate::segment::SlabEvent;
 use crate::sys;
@@ -95,23 +95,13 @@ impl Descriptor {
         };
         // SAFETY: the sheaf is empty, and has room for at least one object.
         unsafe { sheaf.push(object) };
-        let offset = self.main() + DEFERRED;
-        let exchange = |word: u64| {
-            // SAFETY: every unit has the deferred sheaf's word at `offset`. This thread owns
-            // `sheaf`, and does not use it after a successful store.
-            word_is_full(word) && unsafe { SHEAF_UNITS.store_if_equal(offset, word, sheaf.word()) }
-        };
         // From here until it is sealed, the sheaf may be in no unit and on no list. For that time,
         // the entry tells `await_deferred` of the sheaf.
         let hand = in_flight::begin(self.id);
-        let old = match load(offset) {
-            // SAFETY: `exchange` removed the word from the unit, so this thread owns the sheaf.
-            Some(word) if exchange(word) => unsafe { Sheaf::from_word(word) },
-            // Another operation has changed the word since it was loaded, or there is no unit. So
-            // this thread seals the new sheaf, with its one object.
-            _ => Some(sheaf),
-        };
-        if let Some(full) = old {
+        // If another operation has changed the word since it was loaded, or if there is no unit,
+        // this thread seals the new sheaf, with its one object.
+        let left = self.place(DEFERRED).exchange(sheaf, word_is_full);
+        if let Some(full) = left {
             static SEALS: AtomicU32 = AtomicU32::new(0);
             self.seal(full);
             drop(hand);

@@ -6,6 +6,7 @@
 use super::debug::DebugFlags;
 use super::node::Node;
 use super::objects::{Objects, Treatment};
+use super::place::Place;
 use super::registry::{self, for_each, of_class_id};
 use super::sheaf::SheafList;
 use super::tune::{self, BARN_BYTES, Capacity};
@@ -359,6 +360,12 @@ impl Descriptor {
     pub(super) fn home(&self, object: *mut u8) -> &Node {
         let nodes = self.nodes();
         &nodes[arena::node_of(object as usize).min(nodes.len() - 1)]
+    }
+
+    /// Returns the current CPU's word of one of this cache's sheaves.
+    #[inline(always)]
+    pub(super) fn place(&self, kind: usize) -> Place {
+        Place::of(self.id, kind)
     }
 
     /// Returns the offset of the main sheaf's word in every unit.

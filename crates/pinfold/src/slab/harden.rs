@@ -29,11 +29,11 @@ use super::debug::Kind;
 use super::descriptor::Descriptor;
 use super::key::{Hardening, shuffle};
 use super::registry::pin_by_entry;
-use super::sheaf::{Sheaf, word_is_empty, word_is_full};
-use super::sheaf_units::{self, load};
+use super::sheaf::{word_is_empty, word_is_full};
+use super::sheaf_units;
 use super::slabs::Slab;
 use crate::arena::{self, NodeRequest};
-use crate::cache_units::{HELD, SHEAF_UNITS, SPARE};
+use crate::cache_units::{HELD, SPARE};
 use crate::segment::SlabEvent;
 use core::ptr::null_mut;
 
@@ -210,8 +210,7 @@ impl Descriptor {
     /// Allocates an object of a hardened cache. Returns null when the system has no memory.
     #[inline(always)]
     fn alloc_hardened(&self, hardening: &Hardening) -> *mut u8 {
-        // SAFETY: every unit has a word for this cache's spare sheaf at this offset.
-        let object = unsafe { SHEAF_UNITS.pop_fast(self.main() + SPARE) };
+        let object = self.place(SPARE).pop_fast();
         // SAFETY: `pop_fast` took the object off the sheaf, so this thread owns it.
         if !object.is_null() && unsafe { hardening.disarm(object) } {
             return object;
@@ -230,8 +229,7 @@ impl Descriptor {
                 self.accuse(object, Kind::WrittenAfterFree, None);
             }
             // On the atomic backend, this is the common path.
-            // SAFETY: every unit has a word for this cache's spare sheaf at this offset.
-            object = unsafe { SHEAF_UNITS.pop(self.main() + SPARE) };
+            object = self.place(SPARE).pop();
             if object.is_null() {
                 object = self.refill_hardened(hardening);
             }
@@ -248,15 +246,8 @@ impl Descriptor {
         let request = self.request();
         let node = &self.nodes()[request.node];
         sheaf_units::tick();
-        let at = self.main() + SPARE;
         // Takes the empty sheaf out of the unit, if there is one.
-        let empty = load(at).filter(|&word| {
-            // SAFETY: `at` is the offset of the spare sheaf's word, which every unit has.
-            word != 0 && word_is_empty(word) && unsafe { SHEAF_UNITS.store_if_equal(at, word, 0) }
-        });
-        // SAFETY: `store_if_equal` above removed the word from the unit, so this thread owns the
-        // sheaf.
-        let empty = empty.and_then(|word| unsafe { Sheaf::from_word(word) });
+        let empty = self.place(SPARE).take_if(word_is_empty);
         let (fresh, sheaf) = match node.exchange_quarantined(empty) {
             Ok(sheaf) => (false, Ok(sheaf)),
             Err(empty) => (true, node.exchange_for_full(self, request, empty)),
@@ -268,9 +259,7 @@ impl Descriptor {
                     sheaf.set_len(kept);
                 }
                 let object = sheaf.pop();
-                // SAFETY: every unit has the spare sheaf's word at `at`. This thread owns the
-                // sheaf, and uses it afterwards only if the store failed.
-                if !unsafe { SHEAF_UNITS.store_if_equal(at, 0, sheaf.word()) } {
+                if let Some(sheaf) = self.place(SPARE).put(sheaf) {
                     self.put(node, sheaf);
                 }
                 if object.is_null() {
@@ -340,10 +329,10 @@ impl Descriptor {
         if !unsafe { hardening.scrub(object) } {
             return self.accuse_free(object, Kind::DoubleFree);
         }
-        // SAFETY: every unit has a word for this cache's held sheaf at this offset. The caller of
-        // the free passed ownership of the object.
-        if !unsafe { SHEAF_UNITS.push_fast(self.main() + HELD, object) } {
-            self.free_hardened_slow(object);
+        // SAFETY: the caller gives the object up.
+        if !unsafe { self.place(HELD).push_fast(object) } {
+            // SAFETY: the caller gives the object up.
+            unsafe { self.free_hardened_slow(object) };
         }
     }
 
@@ -371,55 +360,27 @@ impl Descriptor {
         kept
     }
 
+    /// # Safety
+    ///
+    /// The caller owns `object`, which is scrubbed, and gives it up.
     #[cold]
     #[inline(never)]
-    fn free_hardened_slow(&self, object: *mut u8) {
+    unsafe fn free_hardened_slow(&self, object: *mut u8) {
         // On the atomic backend, this is the common path.
-        // SAFETY: every unit has a word for this cache's held sheaf at this offset. The caller of
-        // the free passed ownership of the object.
-        if unsafe { SHEAF_UNITS.push(self.main() + HELD, object) } {
+        // SAFETY: the caller gives the object up.
+        if unsafe { self.place(HELD).push(object) } {
             return;
         }
         let node = self.here();
         sheaf_units::tick();
-        let at = self.main() + HELD;
-        let full = load(at).filter(|&word| {
-            // SAFETY: `at` is the offset of the held sheaf's word, which every unit has.
-            word != 0 && word_is_full(word) && unsafe { SHEAF_UNITS.store_if_equal(at, word, 0) }
-        });
-        // SAFETY: `store_if_equal` above removed the word from the unit, so this thread owns the
-        // sheaf.
-        let mut full = full.and_then(|word| unsafe { Sheaf::from_word(word) });
-        if let Some(full) = &mut full {
-            self.send_home(node, full);
-        }
-        let sheaf = match full {
-            // `send_home` took other nodes' objects out, which made room.
-            Some(sheaf) if !sheaf.is_full() => {
-                node.count(SlabEvent::FreeLockless, 1);
-                Ok(sheaf)
+        let full = self.place(HELD).take_if(word_is_full);
+        let install = |sheaf| {
+            if let Some(sheaf) = self.place(HELD).put(sheaf) {
+                self.put(node, sheaf);
             }
-            full => node.exchange_for_empty(self, full),
         };
-        match sheaf {
-            Ok(mut sheaf) if !sheaf.is_full() => {
-                // SAFETY: the match found that the sheaf has room.
-                unsafe { sheaf.push(object) };
-                // SAFETY: every unit has the held sheaf's word at `at`. This thread owns the sheaf,
-                // and uses it afterwards only if the store failed.
-                if !unsafe { SHEAF_UNITS.store_if_equal(at, 0, sheaf.word()) } {
-                    self.put(node, sheaf);
-                }
-            }
-            other => {
-                if let Ok(sheaf) | Err(Some(sheaf)) = other {
-                    self.put(node, sheaf);
-                }
-                // SAFETY: the user passed ownership of the object and no sheaf took it, so this
-                // thread owns it. `home` returns the node of its memory.
-                unsafe { self.home(object).give_objects(self, &[object]) };
-            }
-        }
+        // SAFETY: the caller gives the object up.
+        unsafe { self.free_into(node, full, object, install) };
     }
 
     #[cold]

@@ -23,7 +23,7 @@ use super::descriptor::Descriptor;
 use super::purge::PERIODS;
 use super::reclaim::{reclaim, shrink_all};
 use super::registry;
-use super::sheaf::{Sheaf, word_is_empty};
+use super::sheaf::word_is_empty;
 use super::sheaf_units::{drain_deferred, drain_unit, drain_word};
 use crate::cache_units::{DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, STOPPING, UNIT, word};
 use crate::shepherd::Reach;
@@ -186,14 +186,8 @@ pub(super) fn take_all_here() {
 /// the sheaf where it is if another operation uses it during the call, or if the thread moves to
 /// another CPU.
 fn take_here(cache: &Descriptor, unit: *mut u8, kind: usize) {
-    let offset = cache.main() + kind;
-    let seen = word(unit, offset).load(Relaxed);
-    // SAFETY: `offset` is the offset of one of the cache's four words, which every unit has.
-    if seen == 0 || !unsafe { SHEAF_UNITS.store_if_equal(offset, seen, 0) } {
-        return;
-    }
-    // SAFETY: `store_if_equal` above replaced the word by 0, so this thread owns the sheaf.
-    match unsafe { Sheaf::from_word(seen) } {
+    let place = cache.place(kind);
+    match place.take_seen(word(unit, place.offset()).load(Relaxed)) {
         Some(sheaf) if kind == DEFERRED => cache.seal(sheaf),
         Some(sheaf) => cache.put(cache.here(), sheaf),
         None => {}

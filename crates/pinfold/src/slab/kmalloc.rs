@@ -27,10 +27,11 @@ pub use checked::{any_checks, fits, is_in_use, requested, set_requested};
 
 use super::descriptor::Descriptor;
 use super::fork;
+use super::place::Place;
 use super::registry::{of_class, of_class_id, pin_by_entry};
 use super::slabs::Slab;
 use crate::arena::{GRANULE, GRANULE_SHIFT};
-use crate::cache_units::{ALL_CLASSES, COUNTDOWN, CacheId, units};
+use crate::cache_units::{ALL_CLASSES, COUNTDOWN, CacheId, MAIN, units};
 use crate::topology::facts;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;
@@ -254,9 +255,10 @@ pub fn has_fast_paths() -> bool {
 /// [`has_fast_paths`] has returned true, and `size` is at most [`MAX_SMALL_SIZE`].
 #[inline(always)]
 pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
+    let offset = offset_of(size);
     // SAFETY: every unit has a word for the class's main sheaf at this offset. `has_fast_paths`
     // returned true, as the caller promises, so the backend has restartable sequences.
-    unsafe { units().pop_rseq(offset_of(size)) }
+    unsafe { units().known_area().pop(offset) }
 }
 
 /// Allocates a block as [`alloc_fast`] does, and counts its bytes for the heap profile.
@@ -269,10 +271,14 @@ pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
 /// The same as for [`alloc_fast`].
 #[inline(always)]
 pub unsafe fn alloc_counted(size: usize) -> *mut u8 {
+    let offset = offset_of(size);
     // SAFETY: every unit has a word for the class's main sheaf at this offset, and one at
     // `COUNTDOWN`. `has_fast_paths` returned true, as the caller promises, so the backend has
     // restartable sequences.
-    unsafe { units().pop_counted_rseq::<COUNTDOWN>(offset_of(size), size as i64) }
+    unsafe {
+        let area = units().known_area();
+        area.pop_counted::<COUNTDOWN>(offset, size as i64)
+    }
 }
 
 /// Frees a block. `entry` is the block's entry in the page map. Does not test which backend is in
@@ -288,7 +294,7 @@ pub unsafe fn free_fast(block: *mut u8, entry: u16) {
     // SAFETY: every unit has a word for the class's main sheaf at this offset. The caller passes
     // ownership of the block. `has_fast_paths` returned true, as the caller promises, so the
     // backend has restartable sequences.
-    if !unsafe { units().push_rseq(offset, block) } {
+    if !unsafe { units().known_area().push(offset, block) } {
         // SAFETY: the caller passes ownership of the block, and promises that it is of the class at
         // this offset.
         unsafe { free_slow(block, offset) };
@@ -317,11 +323,10 @@ pub fn alloc_class(class: usize) -> *mut u8 {
 /// [`alloc_class`] does.
 #[inline(always)]
 pub fn alloc_from(class: usize, size: usize) -> *mut u8 {
-    let offset = CacheId::of_class(class).main();
-    // SAFETY: every unit has a word for the class's main sheaf at this offset.
-    let mut block = unsafe { units().pop_fast(offset) };
+    let main = Place::of(CacheId::of_class(class), MAIN);
+    let mut block = main.pop_fast();
     if block.is_null() {
-        block = alloc_slow(offset, size);
+        block = alloc_slow(main.offset(), size);
     }
     take_fresh(class, block);
     block
@@ -376,13 +381,12 @@ extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
 /// The caller owns the block, which is of that class, and gives it up.
 #[inline(always)]
 pub unsafe fn free_class(block: *mut u8, class: usize) {
-    let offset = CacheId::of_class(class).main();
-    // SAFETY: every unit has a word for the class's main sheaf at this offset. The caller passes
-    // ownership of the block.
-    if !unsafe { units().push_fast(offset, block) } {
+    let main = Place::of(CacheId::of_class(class), MAIN);
+    // SAFETY: the caller passes ownership of the block.
+    if !unsafe { main.push_fast(block) } {
         // SAFETY: the caller passes ownership of the block, and promises that it is of the class at
         // this offset.
-        unsafe { free_slow(block, offset) };
+        unsafe { free_slow(block, main.offset()) };
     }
 }
 

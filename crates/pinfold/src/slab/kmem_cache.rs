@@ -3,8 +3,9 @@
 use super::builder::Builder;
 use super::debug::DebugFlags;
 use super::descriptor::{CacheError, Descriptor};
+use super::place::Place;
 use crate::arena::NodeRequest;
-use crate::cache_units::{DEFERRED, SHEAF_UNITS, units};
+use crate::cache_units::{DEFERRED, MAIN};
 use crate::nodes;
 use core::alloc::Layout;
 use core::fmt;
@@ -25,9 +26,9 @@ use pinfold_rseq::FenceError;
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 pub struct KmemCache {
-    /// The offset of the main sheaf's word in each CPU's unit. 0 for a cache that checks, or whose
-    /// objects are in heap profiles.
-    offset: usize,
+    /// Each CPU's main sheaf. `None` for a cache that checks, or whose objects are in heap
+    /// profiles.
+    main: Option<Place>,
     /// Lives until this value is dropped: another cache may get the descriptor then.
     pub(super) descriptor: &'static Descriptor,
 }
@@ -78,8 +79,8 @@ impl KmemCache {
 
     pub(super) fn of(descriptor: &'static Descriptor) -> KmemCache {
         let is_slow = descriptor.checks() || descriptor.is_watched();
-        let offset = if is_slow { 0 } else { descriptor.main() };
-        KmemCache { offset, descriptor }
+        let main = (!is_slow).then(|| descriptor.place(MAIN));
+        KmemCache { main, descriptor }
     }
 
     /// Allocates an object, uninitialised unless the cache has a constructor. Returns `None` if the
@@ -90,12 +91,10 @@ impl KmemCache {
     #[doc(alias = "kmem_cache_alloc")]
     #[inline(always)]
     pub fn alloc(&self) -> Option<NonNull<u8>> {
-        if self.offset == 0 {
+        let Some(main) = self.main else {
             return NonNull::new(self.descriptor.alloc_watched());
-        }
-        // SAFETY: every unit has the word of this cache's main sheaf at `offset`. The word is 0 or
-        // describes a stack.
-        let object = unsafe { units().pop_fast(self.offset) };
+        };
+        let object = main.pop_fast();
         if object.is_null() {
             return NonNull::new(self.descriptor.alloc_slow());
         }
@@ -113,13 +112,12 @@ impl KmemCache {
     #[doc(alias = "kmem_cache_free")]
     #[inline(always)]
     pub unsafe fn free(&self, object: NonNull<u8>) {
-        if self.offset == 0 {
+        let Some(main) = self.main else {
             // SAFETY: the caller promises that the object is this cache's and unused.
             return unsafe { self.descriptor.free_watched(object.as_ptr()) };
-        }
-        // SAFETY: every unit has the word of this cache's main sheaf at `offset`. The caller passes
-        // ownership of `object`.
-        if !unsafe { units().push_fast(self.offset, object.as_ptr()) } {
+        };
+        // SAFETY: the caller passes ownership of `object`.
+        if !unsafe { main.push_fast(object.as_ptr()) } {
             // SAFETY: the caller promises that the object is this cache's and unused.
             unsafe { self.descriptor.free_slow(object.as_ptr()) };
         }
@@ -143,22 +141,19 @@ impl KmemCache {
     /// section, and the rest under the node's lock.
     #[doc(alias = "kmem_cache_alloc_bulk")]
     pub fn alloc_bulk(&self, objects: &mut [*mut u8]) -> usize {
-        if self.offset == 0 {
+        let Some(main) = self.main else {
             let request = self.descriptor.request();
             let got = self.descriptor.alloc_from(request, objects);
             self.descriptor.sample(&objects[..got]);
             return got;
-        }
+        };
         if let [one] = objects {
             *one = self.alloc().map_or(null_mut(), NonNull::as_ptr);
             return usize::from(!one.is_null());
         }
         let mut got = 0;
         while got < objects.len() {
-            // SAFETY: every unit has the word of this cache's main sheaf at `offset`. The word is 0
-            // or describes a stack.
-            let popped = unsafe { units().pop_batch(self.offset, &mut objects[got..]) };
-            got += popped;
+            got += main.pop_batch(&mut objects[got..]);
             if got == objects.len() {
                 break;
             }
@@ -186,11 +181,11 @@ impl KmemCache {
     /// The same as for [`free`](Self::free), for each object.
     #[doc(alias = "kmem_cache_free_bulk")]
     pub unsafe fn free_bulk(&self, objects: &[*mut u8]) {
-        if self.offset == 0 {
+        let Some(main) = self.main else {
             // SAFETY: the caller promises that each object is this cache's and unused.
             let free = |&object: &*mut u8| unsafe { self.descriptor.free_watched(object) };
             return objects.iter().for_each(free);
-        }
+        };
         if let [one] = objects {
             // SAFETY: the caller promises that this is an object of this cache, so it is not null,
             // and that no thread uses it.
@@ -198,9 +193,8 @@ impl KmemCache {
         }
         let mut given = 0;
         while given < objects.len() {
-            // SAFETY: every unit has the word of this cache's main sheaf at `offset`. The caller
-            // passes ownership of the objects.
-            given += unsafe { units().push_batch(self.offset, &objects[given..]) };
+            // SAFETY: the caller passes ownership of the objects.
+            given += unsafe { main.push_batch(&objects[given..]) };
             if let Some(&object) = objects.get(given) {
                 // SAFETY: the caller promises that each object is this cache's and unused.
                 unsafe { self.descriptor.free_slow(object) };
@@ -214,12 +208,7 @@ impl KmemCache {
     /// [`alloc`](Self::alloc). Costs one critical section.
     #[inline(always)]
     pub fn alloc_fast(&self) -> Option<NonNull<u8>> {
-        if self.offset == 0 {
-            return None;
-        }
-        // SAFETY: every unit has the word of this cache's main sheaf at `offset`. The word is 0 or
-        // describes a stack.
-        NonNull::new(unsafe { units().pop_fast(self.offset) })
+        NonNull::new(self.main?.pop_fast())
     }
 
     /// Frees an object to the CPU's main sheaf. Returns false and does nothing if the CPU has no
@@ -233,9 +222,9 @@ impl KmemCache {
     /// agreed on.
     #[inline(always)]
     pub unsafe fn free_fast(&self, object: NonNull<u8>) -> bool {
-        // SAFETY: every unit has the word of this cache's main sheaf at `offset`. The caller passes
-        // ownership of `object`.
-        self.offset != 0 && unsafe { units().push_fast(self.offset, object.as_ptr()) }
+        // SAFETY: the caller passes ownership of `object`.
+        self.main
+            .is_some_and(|main| unsafe { main.push_fast(object.as_ptr()) })
     }
 
     /// Allocates an object from the memory of node `node` only. Returns `None` if that node has no
@@ -296,10 +285,8 @@ impl KmemCache {
     #[doc(alias = "kfree_rcu")]
     #[inline]
     pub unsafe fn free_deferred(&self, object: NonNull<u8>) {
-        let offset = self.descriptor.main() + DEFERRED;
-        // SAFETY: every unit has a word for this cache's deferred sheaf at this offset. The caller
-        // passes ownership of the object.
-        if !unsafe { SHEAF_UNITS.push(offset, object.as_ptr()) } {
+        // SAFETY: the caller passes ownership of the object.
+        if !unsafe { self.descriptor.place(DEFERRED).push(object.as_ptr()) } {
             // SAFETY: the caller promises that the object is of this cache and out of sight, and
             // gives it up.
             unsafe { self.descriptor.defer_slow(object.as_ptr()) };

@@ -34,7 +34,7 @@
 //! | caches | `kmem_cache`, `builder`, `lifetime`; `kmalloc`; `bundle`, `prefilled`, `mempool` |
 //! | the process | `fork` |
 //! | the protocol of CPUs | `sheaf_units`, `remote`, `idle`, `reclaim`; `in_flight`, `deferred`; `harden`, `debugged` |
-//! | a cache on a node | `registry`, `descriptor`, `node`, `node_survey`, `handler_frees`, `debugged_node`, `events`, `refuse` |
+//! | a cache on a node | `place`, `registry`, `descriptor`, `node`, `node_survey`, `handler_frees`, `debugged_node`, `events`, `refuse` |
 //! | slabs and sheaves | `objects`, `slabs`, `slab_bits`, `purge`, `look`, `guard`; `sheaf` |
 //! | plain facts | `geometry`, `tune`, `key`, `debug` |
 //! | beside | [`grace`] |
@@ -79,6 +79,7 @@ mod mempool;
 mod node;
 mod node_survey;
 mod objects;
+mod place;
 mod prefilled;
 mod purge;
 mod reclaim;

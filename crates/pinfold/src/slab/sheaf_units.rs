@@ -3,21 +3,20 @@
 //! A thread can be preempted, moved to another CPU, or interrupted by a signal handler between any
 //! two instructions. If a move of a sheaf took two steps, a second thread might find the sheaf
 //! between these steps, and two threads might use one sheaf. So a thread takes a sheaf out of a
-//! unit, or puts a sheaf into it, by one operation on one word.
+//! unit, or puts a sheaf into it, by one operation on one word (`place`).
 //!
 //! # The steps of a slow path
 //!
 //! A thread takes these steps when an allocation finds the main sheaf empty
 //! ([`Descriptor::alloc_slow`]), or a free finds it full ([`Descriptor::free_slow`]):
 //!
-//! 1. Take the spare: `store_if_equal(spare, s, 0)`. The sheaf now belongs to this thread.
+//! 1. Take the spare: `take_if`. The sheaf now belongs to this thread.
 //! 2. If there was no spare, or it was empty for an allocation or full for a free: get a sheaf at
 //!    the barn, in exchange for the spare.
 //! 3. Pop an object from the sheaf, or push one.
-//! 4. Install the sheaf: `store_if_equal(main, w, s)`. Here w is the word of the main sheaf: 0, an
-//!    empty sheaf for an allocation, or a full sheaf for a free. The sheaf of w now belongs to this
-//!    thread.
-//! 5. Put away the sheaf that this thread has now: `store_if_equal(spare, 0, s)`. If there is a
+//! 4. Install the sheaf: `exchange`. The main sheaf may go if there is none, if it is empty for an
+//!    allocation, or if it is full for a free. The old main sheaf now belongs to this thread.
+//! 5. Put away the sheaf that this thread has now: `put` makes it the spare. If there is a
 //!    spare already, put the sheaf into the barn.
 //!
 //! Between two steps the thread may move to another CPU. That does no harm, because each step
@@ -30,52 +29,13 @@ use super::idle;
 use super::node::Node;
 use super::registry;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
-use crate::cache_units::{DEFERRED, HELD, SHEAF_UNITS, SPARE, STOPPING, UNIT, word};
+use crate::cache_units::{DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, STOPPING, word};
 use crate::segment::SlabEvent;
-use crate::topology::facts;
-use crate::{arena, shepherd, sys};
-use core::alloc::Layout;
+use crate::{shepherd, sys};
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use pinfold_rseq::{FenceError, fence, is_stepped, possible};
-
-/// Gives the current CPU its unit. Chooses the backend first, if no thread has done so. Returns
-/// false if the CPU has a unit already, or cannot get one now.
-#[cold]
-fn prepare() -> bool {
-    if !facts::choose_backend() {
-        return false;
-    }
-    let index = pinfold_rseq::current();
-    if !SHEAF_UNITS.unit(index).is_null() {
-        // The unit is stopped now, or another thread has just installed it.
-        return false;
-    }
-    // Only tries the lock. This may be a signal handler that interrupted the holder of another
-    // lock, and `STOPPING`'s holder may wait for that lock.
-    let Some(_stopping) = STOPPING.try_lock() else {
-        return false;
-    };
-    let layout = Layout::from_size_align(UNIT, sys::page_size());
-    let Some(unit) = layout.ok().and_then(arena::alloc_metadata) else {
-        return false;
-    };
-    // SAFETY: `alloc_metadata` gives a block of this size a mapping of its own, so the range is
-    // whole pages that no other data shares.
-    unsafe { crate::counter_units::place_near(index, unit.as_ptr(), UNIT) };
-    SHEAF_UNITS.install(index, unit.as_ptr()).is_ok()
-}
-
-/// Returns the word at `offset` of the current CPU's unit. Makes the unit if the CPU has none yet.
-/// Returns `None` if the CPU still has no unit.
-pub(super) fn load(offset: usize) -> Option<u64> {
-    // SAFETY: callers pass the offset of one of a cache's four words, which every unit has.
-    unsafe { SHEAF_UNITS.load(offset) }.or_else(|| {
-        // SAFETY: callers pass the offset of one of a cache's four words, which every unit has.
-        prepare().then(|| unsafe { SHEAF_UNITS.load(offset) })?
-    })
-}
 
 /// One call of [`tick`] in this many does background work.
 const TICK: u32 = 16;
@@ -125,14 +85,7 @@ pub fn tick() -> bool {
 impl Descriptor {
     /// Takes the current CPU's spare sheaf out of its unit.
     pub(super) fn take_spare(&self) -> Option<Sheaf> {
-        let offset = self.main() + SPARE;
-        let word = load(offset)?;
-        // SAFETY: every unit has a word for this cache's spare at `offset`.
-        if word == 0 || !unsafe { SHEAF_UNITS.store_if_equal(offset, word, 0) } {
-            return None;
-        }
-        // SAFETY: `store_if_equal` above replaced the word by 0, so this thread owns the sheaf.
-        unsafe { Sheaf::from_word(word) }
+        self.place(SPARE).take_if(|_| true)
     }
 
     /// Takes the current CPU's spare sheaf. While the node's slabs are [sparse](Node::is_sparse),
@@ -151,23 +104,9 @@ impl Descriptor {
     /// one. This thread may then have one sheaf left: the old main sheaf, or `sheaf` if it was not
     /// installed. That sheaf becomes the spare, or goes to the barn if there is a spare.
     fn install(&self, node: &Node, sheaf: Sheaf, may_go: impl Fn(u64) -> bool) {
-        let exchange = |word: u64| {
-            // SAFETY: every unit has a word for this cache's main sheaf at this offset. This thread
-            // owns `sheaf`, and does not use it after a successful store.
-            may_go(word) && unsafe { SHEAF_UNITS.store_if_equal(self.main(), word, sheaf.word()) }
-        };
-        let old = match load(self.main()) {
-            // SAFETY: `exchange` replaced `word` in the unit, so this thread owns the sheaf of
-            // `word`.
-            Some(word) if exchange(word) => unsafe { Sheaf::from_word(word) },
-            _ => Some(sheaf),
-        };
-        if let Some(old) = old {
-            // SAFETY: every unit has a word for this cache's spare at this offset. This thread owns
-            // `old`, and does not use it after a successful store.
-            if !unsafe { SHEAF_UNITS.store_if_equal(self.main() + SPARE, 0, old.word()) } {
-                self.put(node, old);
-            }
+        let left = self.place(MAIN).exchange(sheaf, may_go);
+        if let Some(left) = left.and_then(|left| self.place(SPARE).put(left)) {
+            self.put(node, left);
         }
     }
 
@@ -188,9 +127,7 @@ impl Descriptor {
         }
         // On atomics, this is the common path, because the fast path always fails. With restartable
         // sequences, it helps a thread that has moved to another CPU since its fast path failed.
-        // SAFETY: every unit has a word for this cache's main sheaf at this offset. The word is 0
-        // or a sheaf, which is a stack.
-        let object = unsafe { SHEAF_UNITS.pop(self.main()) };
+        let object = self.place(MAIN).pop();
         if !object.is_null() {
             return object;
         }
@@ -235,21 +172,39 @@ impl Descriptor {
         }
         // On atomics, this is the common path. With restartable sequences, it helps a thread that
         // has moved to another CPU since its fast path failed.
-        // SAFETY: every unit has a word for this cache's main sheaf at this offset. The caller
-        // passes ownership of the object.
-        if unsafe { SHEAF_UNITS.push(self.main(), object) } {
+        // SAFETY: the caller passes ownership of the object.
+        if unsafe { self.place(MAIN).push(object) } {
             return;
         }
         let node = self.here();
         tick();
-        let mut spare = self.spare_unless_sparse(node);
-        if let Some(full) = spare.as_mut().filter(|spare| spare.is_full()) {
+        let spare = self.spare_unless_sparse(node);
+        let install = |sheaf| self.install(node, sheaf, word_is_full);
+        // SAFETY: the caller passes ownership of the object.
+        unsafe { self.free_into(node, spare, object, install) };
+    }
+
+    /// Frees an object into `sheaf`, or if it is full or missing into a sheaf from the barn, and
+    /// hands that sheaf to `install`. If there is no sheaf with room, frees the object to its slab.
+    ///
+    /// # Safety
+    ///
+    /// `object` came from this cache, and no thread uses it any more.
+    pub(super) unsafe fn free_into(
+        &self,
+        node: &Node,
+        mut sheaf: Option<Sheaf>,
+        object: *mut u8,
+        install: impl FnOnce(Sheaf),
+    ) {
+        if let Some(full) = sheaf.as_mut().filter(|sheaf| sheaf.is_full()) {
+            // This takes other nodes' objects out, which may make room.
             self.send_home(node, full);
         }
-        let sheaf = match spare {
-            Some(spare) if !spare.is_full() => {
+        let sheaf = match sheaf {
+            Some(sheaf) if !sheaf.is_full() => {
                 node.count(SlabEvent::FreeLockless, 1);
-                Ok(spare)
+                Ok(sheaf)
             }
             other => node.exchange_for_empty(self, other),
         };
@@ -257,7 +212,7 @@ impl Descriptor {
             Ok(mut sheaf) if !sheaf.is_full() => {
                 // SAFETY: the match found that the sheaf has room.
                 unsafe { sheaf.push(object) };
-                self.install(node, sheaf, word_is_full);
+                install(sheaf);
             }
             other => {
                 if let Ok(sheaf) | Err(Some(sheaf)) = other {

@@ -19,10 +19,10 @@
 //! | `used` | `pinfold/src/counter_units.rs` `used` | `e8479b010a392c78` |
 //! | `for_each_used` | `pinfold/src/counter_units.rs` `for_each_used` | `2606b1127739193f` |
 //! | `install_here` | `pinfold/src/counter_units.rs` `install_here` | `39deb9e09da16643` |
-//! | `Units::add_within` | `rseq/src/units.rs` `Units::add_within` | `e809f269df74d241` |
-//! | `Units::add_within` | `rseq/src/atomic.rs` `add_within` | `158dd0aac1165105` |
-//! | `Units::add_within` | `rseq/src/arch/x86_64.rs` `add_within` | `ec7655d10d0d3317` |
-//! | `Units::add_within` | `rseq/src/arch/aarch64.rs` `add_within` | `bd82e4d7e9b7f24e` |
+//! | `Units::add_within` | `rseq/src/units.rs` `Units::add_within` | `43e6bd71a40d8502` |
+//! | `Units::add_within` | `rseq/src/atomic.rs` `add_within` | `5a15803686b58239` |
+//! | `Units::add_within` | `rseq/src/arch/x86_64.rs` `add_within` | `84cbdc41d455571c` |
+//! | `Units::add_within` | `rseq/src/arch/aarch64.rs` `add_within` | `e35a76c5332adf83` |
 //! | `Units::quiesce` | `rseq/src/units.rs` `Units::quiesce` | `4d242a11bc5a7504` |
 //! | `Units::quiesce` | `rseq/src/fence.rs` `membarrier` | `162769474c156a56` |
 

@@ -13,10 +13,7 @@
 //! | 7, 8 | a loop in the body, and its end |
 //! | 9 | the descriptor |
 
-use crate::stack::STACK_ALIGN;
 use crate::state::Registration;
-use crate::stuck::{ABORTS, PATIENCE};
-use crate::units::{FIRST, MAX_INDEX};
 use core::arch::asm;
 
 pub(crate) const SUPPORTED: bool = true;
@@ -78,17 +75,28 @@ pub(crate) unsafe fn read_index(offset: isize) -> u32 {
 ///
 /// * On entry to the body, `x9` holds the address of the current unit. The body may change `x9` to
 ///   `x11`.
-/// * The body ends with its committing store, or branches to `$fail` if there is nothing to do. The
-///   abort handler also branches to `$fail` if the section cannot end (`stuck`).
-/// * `$after` stands behind the section. It may start the section again by a branch to label 5, the
-///   abort handler.
-/// * `$cold` stands before the abort handler, away from the common path.
-/// * The operands of `asm!` come last.
+/// * The body ends with its committing store, or branches to `{fail}` if there is nothing to do,
+///   where the function returns false. The abort handler also branches there if the section cannot
+///   end (`stuck`).
+/// * A body with `else` branches to the label 6 instead. There, the instruction behind `else` sets
+///   the result. It stands before the abort handler, away from the common path.
+/// * Registers that only this architecture's body needs stand in braces.
+/// * The instruction behind `then` stands behind the section. It may start the section again by a
+///   branch to label 5, the abort handler.
 ///
-/// The abort handler and the cold code lie inside the function, and the function jumps over them.
-/// In another text section, the cold code would be out of the range of a conditional branch.
+/// The abort handler and the code at label 6 lie inside the function, and the function jumps over
+/// them. In another text section, label 6 would be out of the range of a conditional branch.
 macro_rules! template {
-    (fail: $fail:literal, body: [$($body:literal),* $(,)?], $(after: [$($after:literal),*],)? cold: [$($cold:literal),* $(,)?], $($operands:tt)*) => {
+    ($operands:tt $body:tt else $none:literal) => {
+        template!(@ "6b" $operands $body ["6:", $none, "b 4f"] {} [])
+    };
+    ($operands:tt $body:tt $({$($scratch:tt)*})? $(then $after:literal)?) => {
+        template!(@ "{fail}" $operands $body [] {$($($scratch)*)?} [$($after)?])
+    };
+    (
+        @ $fail:literal {$($operands:tt)*} [$($body:literal),* $(,)?] [$($cold:literal),*]
+        {$($scratch:tt)*} [$($after:literal)?]
+    ) => {
         asm!(
             // The descriptor: version, flags, start, length, abort address.
             ".pushsection __rseq_cs, \"aw\", @progbits",
@@ -130,7 +138,7 @@ macro_rules! template {
             concat!("cbz x9, ", $fail),
             $($body,)*
             "4:",
-            $($($after,)*)?
+            $($after,)?
             max = const MAX_INDEX,
             first = const FIRST,
             aborts = sym ABORTS,
@@ -140,302 +148,236 @@ macro_rules! template {
             out("x11") _,
             options(nostack),
             $($operands)*
+            $($scratch)*
         )
     };
 }
 
-mod counted;
-mod words;
-pub(crate) use counted::*;
-pub(crate) use words::*;
-
-/// Runs [`Units::add`](crate::Units::add) as a critical section.
-///
-/// # Safety
-///
-/// `cs` and `index` are offsets from the thread pointer: of `rseq_cs` and of an id field in a
-/// registered area. [`MAX_INDEX`] entries stand behind the first [`FIRST`] bytes of `table`.
-/// `offset` is one that [`Units::add`](crate::Units::add) allows.
-#[inline(always)]
-pub(crate) unsafe fn add(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    n: u64,
-) -> bool {
-    // SAFETY: the caller promises that the rseq area is registered, and that every unit has a word
-    // at `offset`. The section writes only that word.
-    unsafe {
-        template!(
-            fail: "{fail}",
-            body: [
-                "ldr x11, [x9, {offset}]",
-                "add x11, x11, {n}",
-                "str x11, [x9, {offset}]", // commit
-            ],
-            cold: [],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            n = in(reg) n,
-            fail = label { return false },
-        );
-    }
-    true
-}
-
-/// Runs [`Units::add_within`](crate::Units::add_within) as a critical section.
-///
-/// # Safety
-///
-/// The same as for [`add`], for the 16 bytes at `offset`.
-#[inline(always)]
-pub(crate) unsafe fn add_within(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    n: i64,
-) -> bool {
-    // SAFETY: the caller promises that the rseq area is registered, and that every unit has two
-    // words at `offset`. The section writes only the first word. The body may overwrite the thread
-    // pointer in `x10`, which it no longer needs.
-    unsafe {
-        template!(
-            fail: "{fail}",
-            body: [
-                "add x9, x9, {offset}",
-                "ldp x11, x10, [x9]",
-                "sub x10, x10, x11",
-                "cmp x10, {n}",
-                "b.lt {fail}",
-                "add x11, x11, {n}",
-                "stlr x11, [x9]", // commit
-            ],
-            cold: [],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            n = in(reg) n,
-            fail = label { return false },
-        );
-    }
-    true
-}
-
-/// Runs [`Units::store_if_equal`](crate::Units::store_if_equal) as a critical section.
-///
-/// # Safety
-///
-/// The same as for [`add`].
-#[inline(always)]
-pub(crate) unsafe fn store_if_equal(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    expected: u64,
-    new: u64,
-) -> bool {
-    // SAFETY: the caller promises that the rseq area is registered, and that every unit has a word
-    // at `offset`. The section writes only the word that it compares.
-    unsafe {
-        template!(
-            fail: "{fail}",
-            body: [
-                "ldr x11, [x9, {offset}]",
-                "cmp x11, {expected}",
-                "b.ne {fail}",
-                "str {new}, [x9, {offset}]", // commit
-            ],
-            cold: [],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            expected = in(reg) expected,
-            new = in(reg) new,
-            fail = label { return false },
-        );
-    }
-    true
-}
-
-/// Runs [`Units::pop`](crate::Units::pop) as a critical section.
-///
-/// # Safety
-///
-/// The same as for [`add`]. Also, the word at `offset` is 0, or describes a stack that only these
-/// functions use.
-#[inline(always)]
-pub(crate) unsafe fn pop(cs: isize, index: isize, table: *const *mut u8, offset: usize) -> *mut u8 {
-    let item: *mut u8;
-    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers.
-    // The section reads the slot below the top only if the word is not 0, and writes only the word.
-    unsafe {
-        template!(
-            fail: "6b",
-            body: [
-                "ldr x11, [x9, {offset}]",
-                "cbz x11, 6b",
-                "ldr {item}, [x11, #-8]!",
-                "cbz {item}, 4f",
-                "str x11, [x9, {offset}]", // commit
-            ],
-            cold: ["6:", "mov {item}, xzr", "b 4f"],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            item = out(reg) item,
-        );
-    }
-    item
-}
-
-/// Runs [`Units::push`](crate::Units::push) as a critical section.
-///
-/// # Safety
-///
-/// The same as for [`pop`]. Also, `item` is not null.
-#[inline(always)]
-pub(crate) unsafe fn push(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    item: *mut u8,
-) -> bool {
-    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers.
-    // A top that is not a multiple of `STACK_ALIGN` is the address of a free slot. The section may
-    // write that slot and then abort. A free slot has no meaning, so this write is harmless.
-    unsafe {
-        template!(
-            fail: "{fail}",
-            body: [
-                "ldr x11, [x9, {offset}]",
-                "tst x11, #{full}",
-                "b.eq {fail}",
-                "str {item}, [x11], #8",
-                "str x11, [x9, {offset}]", // commit
-            ],
-            cold: [],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            item = in(reg) item,
-            full = const STACK_ALIGN - 1,
-            fail = label { return false },
-        );
-    }
-    true
-}
-
-/// Runs [`Units::pop_batch`](crate::Units::pop_batch) as a critical section that writes at most
-/// `room` pointers to `items`.
-///
-/// # Safety
-///
-/// The same as for [`pop`]. Also, `items` is writable for `room` pointers, and `room` is not 0.
-#[inline]
-pub(crate) unsafe fn pop_batch(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    items: *mut *mut u8,
-    room: usize,
-) -> usize {
-    let taken: usize;
-    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers,
-    // and that `items` is writable for `room` pointers. The loop ends at the guard or after `room`
-    // pointers. After an abort, the section writes `items` again from the start.
-    unsafe {
-        template!(
-            fail: "6b",
-            body: [
-                "ldr x11, [x9, {offset}]",
-                "cbz x11, 6b",
-                "mov {taken}, xzr",
-                "7:",
-                "ldr {item}, [x11, #-8]",
-                "cbz {item}, 8f",
-                "str {item}, [{items}, {taken}, lsl #3]",
-                "sub x11, x11, #8",
-                "add {taken}, {taken}, #1",
-                "cmp {taken}, {room}",
-                "b.lo 7b",
-                "8:",
-                "str x11, [x9, {offset}]", // commit
-            ],
-            cold: ["6:", "mov {taken}, xzr", "b 4f"],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            items = in(reg) items,
-            room = in(reg) room,
-            taken = out(reg) taken,
-            item = out(reg) _,
-        );
-    }
-    taken
-}
-
-/// Runs [`Units::push_batch`](crate::Units::push_batch) as a critical section that reads at most
-/// `count` pointers from `items`.
-///
-/// # Safety
-///
-/// The same as for [`pop`]. Also, `items` is readable for `count` pointers, of which none is null,
-/// and `count` is not 0.
-#[inline]
-pub(crate) unsafe fn push_batch(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    items: *const *mut u8,
-    count: usize,
-) -> usize {
-    let put: usize;
-    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers,
-    // and that `items` is readable for `count` pointers. The loop ends at the stack's end or after
-    // `count` pointers. Before the commit the section writes only free slots.
-    unsafe {
-        template!(
-            fail: "6b",
-            body: [
-                "ldr x11, [x9, {offset}]",
-                "mov {put}, xzr",
-                "7:",
-                "tst x11, #{full}",
-                "b.eq 8f",
-                "ldr {item}, [{items}, {put}, lsl #3]",
-                "str {item}, [x11], #8",
-                "add {put}, {put}, #1",
-                "cmp {put}, {count}",
-                "b.lo 7b",
-                "8:",
-                "str x11, [x9, {offset}]", // commit
-            ],
-            cold: ["6:", "mov {put}, xzr", "b 4f"],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            items = in(reg) items,
-            count = in(reg) count,
-            put = out(reg) put,
-            item = out(reg) _,
-            full = const STACK_ALIGN - 1,
-        );
-    }
-    put
+/// The body of each section of [`Area`](super::Area), for `template!`. Each commit to a word is a
+/// release, except those of `add`, `store_if_equal` and the stacks.
+macro_rules! body {
+    (add $operands:tt) => {
+        template!($operands [
+            "ldr x11, [x9, {offset}]",
+            "add x11, x11, {n}",
+            "str x11, [x9, {offset}]", // commit
+        ])
+    };
+    (add_within $operands:tt) => {
+        template!($operands [
+            "add x9, x9, {offset}",
+            // The thread pointer in `x10` is not needed any more.
+            "ldp x11, x10, [x9]",
+            "sub x10, x10, x11",
+            "cmp x10, {n}",
+            "b.lt {fail}",
+            "add x11, x11, {n}",
+            "stlr x11, [x9]", // commit
+        ])
+    };
+    (store_if_equal $operands:tt) => {
+        template!($operands [
+            "ldr x11, [x9, {offset}]",
+            "cmp x11, {expected}",
+            "b.ne {fail}",
+            "str {new}, [x9, {offset}]", // commit
+        ])
+    };
+    (pop $operands:tt) => {
+        template!($operands [
+            "ldr x11, [x9, {offset}]",
+            "cbz x11, 6b",
+            "ldr {item}, [x11, #-8]!",
+            "cbz {item}, 4f",
+            "str x11, [x9, {offset}]", // commit
+        ] else "mov {item}, xzr")
+    };
+    (pop_counted $operands:tt) => {
+        template!($operands [
+            "ldr x11, [x9, {offset}]",
+            "cbz x11, 6b",
+            // The thread pointer in `x10` is not needed any more.
+            "ldr x10, [x9, #{count}]",
+            "subs x10, x10, {n}",
+            "b.le 6b",
+            "ldr {item}, [x11, #-8]!",
+            "cbz {item}, 4f",
+            "str x10, [x9, #{count}]",
+            "str x11, [x9, {offset}]", // commit
+        ] else "mov {item}, xzr")
+    };
+    (push $operands:tt) => {
+        template!($operands [
+            "ldr x11, [x9, {offset}]",
+            "tst x11, #{full}",
+            "b.eq {fail}",
+            "str {item}, [x11], #8",
+            "str x11, [x9, {offset}]", // commit
+        ])
+    };
+    (pop_batch $operands:tt) => {
+        template!($operands [
+            "ldr x11, [x9, {offset}]",
+            "cbz x11, 6b",
+            "mov {taken}, xzr",
+            "7:",
+            "ldr {item}, [x11, #-8]",
+            "cbz {item}, 8f",
+            "str {item}, [{items}, {taken}, lsl #3]",
+            "sub x11, x11, #8",
+            "add {taken}, {taken}, #1",
+            "cmp {taken}, {room}",
+            "b.lo 7b",
+            "8:",
+            "str x11, [x9, {offset}]", // commit
+        ] else "mov {taken}, xzr")
+    };
+    (push_batch $operands:tt) => {
+        template!($operands [
+            "ldr x11, [x9, {offset}]",
+            "mov {put}, xzr",
+            "7:",
+            "tst x11, #{full}",
+            "b.eq 8f",
+            "ldr {item}, [{items}, {put}, lsl #3]",
+            "str {item}, [x11], #8",
+            "add {put}, {put}, #1",
+            "cmp {put}, {count}",
+            "b.lo 7b",
+            "8:",
+            "str x11, [x9, {offset}]", // commit
+        ] else "mov {put}, xzr")
+    };
+    (store $operands:tt) => {
+        template!($operands [
+            "add x9, x9, {offset}",
+            "ldr x11, [x9]",
+            "mov x11, {operand}",
+            "stlr x11, [x9]", // commit
+        ])
+    };
+    (and $operands:tt) => {
+        template!($operands [
+            "add x9, x9, {offset}",
+            "ldr x11, [x9]",
+            "and x11, x11, {operand}",
+            "stlr x11, [x9]", // commit
+        ])
+    };
+    (or $operands:tt) => {
+        template!($operands [
+            "add x9, x9, {offset}",
+            "ldr x11, [x9]",
+            "orr x11, x11, {operand}",
+            "stlr x11, [x9]", // commit
+        ])
+    };
+    (fetch_add $operands:tt) => {
+        template!($operands [
+            "mov {done}, #1",
+            "add x9, x9, {offset}",
+            "ldr {old}, [x9]",
+            "add x11, {old}, {operand}",
+            "stlr x11, [x9]", // commit
+        ] else "mov {done}, xzr")
+    };
+    (swap $operands:tt) => {
+        template!($operands [
+            "mov {done}, #1",
+            "add x9, x9, {offset}",
+            "ldr {old}, [x9]",
+            "mov x11, {operand}",
+            "stlr x11, [x9]", // commit
+        ] else "mov {done}, xzr")
+    };
+    (compare_exchange $operands:tt) => {
+        template!($operands [
+            "mov {done}, #1",
+            "add x9, x9, {offset}",
+            "ldr {old}, [x9]",
+            "cmp {old}, {expected}",
+            "b.ne 4f",
+            "stlr {new}, [x9]", // commit
+        ] else "mov {done}, xzr")
+    };
+    // An interrupt may divide the two stores of an `stp`, and the abort would leave one of them. So
+    // the section commits with an exclusive store of both words, which happens as a whole or not at
+    // all. If another thread writes to the same cache line, the exclusive store fails, and the
+    // section starts again.
+    (compare_exchange_pair $operands:tt) => {
+        template!($operands [
+            "add x11, x9, {offset}",
+            "ldxp x9, {second}, [x11]",
+            "cmp x9, {first_expected}",
+            "ccmp {second}, {second_expected}, #0, eq",
+            "b.ne {fail}",
+            "stlxp {second:w}, {first_new}, {second_new}, [x11]", // commit
+        ] {second = out(reg) _} then "cbnz {second:w}, 5b")
+    };
+    (store_two_if_equal $operands:tt) => {
+        template!($operands [
+            "ldr x11, [x9, {offset}]",
+            "cmp x11, {expected}",
+            "b.ne {fail}",
+            "str {value}, [x9, {other}]",
+            "add x11, x9, {offset}",
+            "stlr {new}, [x11]", // commit
+        ])
+    };
+    (store_if_both_equal $operands:tt) => {
+        template!($operands [
+            "ldr x11, [x9, {offset}]",
+            "cmp x11, {expected}",
+            "b.ne {fail}",
+            "ldr x11, [x9, {other}]",
+            "cmp x11, {other_expected}",
+            "b.ne {fail}",
+            "add x11, x9, {offset}",
+            "stlr {new}, [x11]", // commit
+        ])
+    };
+    (list_push $operands:tt) => {
+        template!($operands [
+            "ldr x11, [x9, {offset}]",
+            "str x11, [{item}]",
+            "add x11, x9, {offset}",
+            "stlr {item}, [x11]", // commit
+        ])
+    };
+    (list_pop $operands:tt) => {
+        template!($operands [
+            "ldr {item}, [x9, {offset}]",
+            "cbz {item}, 4f",
+            "ldr x11, [{item}]",
+            "add x9, x9, {offset}",
+            "stlr x11, [x9]", // commit
+        ] else "mov {item}, xzr")
+    };
+    (append $operands:tt) => {
+        template!($operands [
+            "add x9, x9, {offset}",
+            "add x11, x9, #{tail}",
+            // Acquire: the consumer has read the slots below the tail before this section
+            // writes to one of them.
+            "ldar {left}, [x11]",
+            "ldr x11, [x9]",
+            "sub {left}, x11, {left}",
+            "cmp {left}, {mask}",
+            "b.hi 4f",
+            "and x10, x11, {mask}",
+            "add x10, x10, x9",
+            "add x10, x10, #{slots} - 8",
+            "add x11, x11, {step}",
+            "mov {left}, {words}",
+            "7:",
+            "sub {word}, {left}, #1",
+            "ldr {word}, [{from}, {word}, lsl #3]",
+            "str {word}, [x10, {left}, lsl #3]",
+            "subs {left}, {left}, #1",
+            "b.ne 7b",
+            "stlr x11, [x9]", // commit
+        ] else "mov {left}, #{missing}")
+    };
 }
 
 /// Spins in a critical section that never commits, for at most `spins` rounds. Returns whether the

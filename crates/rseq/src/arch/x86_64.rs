@@ -18,10 +18,7 @@
 //! No label consists of the digits 0 and 1 only, because in Intel syntax the assembler could read
 //! such a label as a binary number.
 
-use crate::stack::STACK_ALIGN;
 use crate::state::Registration;
-use crate::stuck::{ABORTS, PATIENCE};
-use crate::units::{FIRST, MAX_INDEX};
 use core::arch::asm;
 
 pub(crate) const SUPPORTED: bool = true;
@@ -82,12 +79,23 @@ pub(crate) unsafe fn read_index(offset: isize) -> u32 {
 ///
 /// * On entry to the body, `rax` holds the address of the current unit. The body may change `rax`
 ///   and `rcx`.
-/// * The body ends with its committing store, or jumps to `$fail` if there is nothing to do. The
-///   abort handler also jumps to `$fail` if the section cannot end (`stuck`).
-/// * `$cold` stands behind the abort handler, away from the common path.
-/// * The operands of `asm!` come last.
+/// * The body ends with its committing store, or jumps to `{fail}` if there is nothing to do, where
+///   the function returns false. The abort handler also jumps there if the section cannot end
+///   (`stuck`).
+/// * A body with `else` jumps to the label 6 instead. There, the instruction behind `else` sets the
+///   result. It stands behind the abort handler, away from the common path.
+/// * Registers that only this architecture's body needs stand in braces.
 macro_rules! template {
-    (fail: $fail:literal, body: [$($body:literal),* $(,)?], cold: [$($cold:literal),* $(,)?], $($operands:tt)*) => {
+    ($operands:tt $body:tt else $none:literal) => {
+        template!(@ "6f" $operands $body ["6:", $none, "jmp 4b"] {})
+    };
+    ($operands:tt $body:tt $({$($scratch:tt)*})?) => {
+        template!(@ "{fail}" $operands $body [] {$($($scratch)*)?})
+    };
+    (
+        @ $fail:literal {$($operands:tt)*} [$($body:literal),* $(,)?] [$($cold:literal),*]
+        {$($scratch:tt)*}
+    ) => {
         asm!(
             // The descriptor: version, flags, start, length, abort address.
             ".pushsection __rseq_cs, \"aw\", @progbits",
@@ -146,307 +154,214 @@ macro_rules! template {
             out("rcx") _,
             options(nostack),
             $($operands)*
+            $($scratch)*
         )
     };
 }
 
-mod counted;
 mod stepped;
-mod words;
-pub(crate) use counted::*;
 pub(crate) use stepped::*;
-pub(crate) use words::*;
 
-/// Runs [`Units::add`](crate::Units::add) as a critical section.
-///
-/// # Safety
-///
-/// `cs` and `index` are offsets from the thread pointer: of `rseq_cs` and of an id field in a
-/// registered area. [`MAX_INDEX`] entries stand behind the first [`FIRST`] bytes of `table`.
-/// `offset` is one that [`Units::add`](crate::Units::add) allows.
-#[inline(always)]
-pub(crate) unsafe fn add(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    n: u64,
-) -> bool {
-    // SAFETY: the caller promises that the rseq area is registered, and that every unit has a word
-    // at `offset`. The section writes only that word.
-    unsafe {
-        template!(
-            fail: "{fail}",
-            body: ["add qword ptr [rax + {offset}], {n}" /* commit */],
-            cold: [],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            n = in(reg) n,
-            fail = label { return false },
-        );
-    }
-    true
-}
-
-/// Runs [`Units::add_within`](crate::Units::add_within) as a critical section.
-///
-/// # Safety
-///
-/// The same as for [`add`], for the 16 bytes at `offset`.
-#[inline(always)]
-pub(crate) unsafe fn add_within(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    n: i64,
-) -> bool {
-    // SAFETY: the caller promises that the rseq area is registered, and that every unit has two
-    // words at `offset`. The section writes only the first word. On x86-64, every store is a
-    // release.
-    unsafe {
-        template!(
-            fail: "{fail}",
-            body: [
-                "mov rcx, qword ptr [rax + {offset}]",
-                "mov {room}, qword ptr [rax + {offset} + 8]",
-                "sub {room}, rcx",
-                "cmp {room}, {n}",
-                "jl {fail}",
-                "add rcx, {n}",
-                "mov qword ptr [rax + {offset}], rcx", // commit
-            ],
-            cold: [],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            n = in(reg) n,
-            room = out(reg) _,
-            fail = label { return false },
-        );
-    }
-    true
-}
-
-/// Runs [`Units::store_if_equal`](crate::Units::store_if_equal) as a critical section.
-///
-/// # Safety
-///
-/// The same as for [`add`].
-#[inline(always)]
-pub(crate) unsafe fn store_if_equal(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    expected: u64,
-    new: u64,
-) -> bool {
-    // SAFETY: the caller promises that the rseq area is registered, and that every unit has a word
-    // at `offset`. The section writes only the word that it compares.
-    unsafe {
-        template!(
-            fail: "{fail}",
-            body: [
-                "cmp qword ptr [rax + {offset}], {expected}",
-                "jne {fail}",
-                "mov qword ptr [rax + {offset}], {new}", // commit
-            ],
-            cold: [],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            expected = in(reg) expected,
-            new = in(reg) new,
-            fail = label { return false },
-        );
-    }
-    true
-}
-
-/// Runs [`Units::pop`](crate::Units::pop) as a critical section.
-///
-/// # Safety
-///
-/// The same as for [`add`]. Also, the word at `offset` is 0, or describes a stack that only these
-/// functions use.
-#[inline(always)]
-pub(crate) unsafe fn pop(cs: isize, index: isize, table: *const *mut u8, offset: usize) -> *mut u8 {
-    let item: *mut u8;
-    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers.
-    // The section reads the slot below the top only if the word is not 0, and writes only the word.
-    unsafe {
-        template!(
-            fail: "6f",
-            body: [
-                "mov rcx, qword ptr [rax + {offset}]",
-                "test rcx, rcx",
-                "jz 6f",
-                "mov {item}, qword ptr [rcx - 8]",
-                "test {item}, {item}",
-                "jz 4f",
-                // Measured: a pop-push pair takes 11 cycles if an instruction changes the word in
-                // memory, and 12 to 18 cycles if it stores a register.
-                "sub qword ptr [rax + {offset}], 8", // commit
-            ],
-            cold: ["6:", "xor {item:e}, {item:e}", "jmp 4b"],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            item = out(reg) item,
-        );
-    }
-    item
-}
-
-/// Runs [`Units::push`](crate::Units::push) as a critical section.
-///
-/// # Safety
-///
-/// The same as for [`pop`]. Also, `item` is not null.
-#[inline(always)]
-pub(crate) unsafe fn push(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    item: *mut u8,
-) -> bool {
-    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers.
-    // A top that is not a multiple of `STACK_ALIGN` is the address of a free slot. The section may
-    // write that slot and then abort. A free slot has no meaning, so this write is harmless.
-    unsafe {
-        template!(
-            fail: "{fail}",
-            body: [
-                "mov rcx, qword ptr [rax + {offset}]",
-                "test ecx, {full}",
-                "jz {fail}",
-                "mov qword ptr [rcx], {item}",
-                "add qword ptr [rax + {offset}], 8", // commit
-            ],
-            cold: [],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            item = in(reg) item,
-            full = const STACK_ALIGN - 1,
-            fail = label { return false },
-        );
-    }
-    true
-}
-
-/// Runs [`Units::pop_batch`](crate::Units::pop_batch) as a critical section that writes at most
-/// `room` pointers to `items`.
-///
-/// # Safety
-///
-/// The same as for [`pop`]. Also, `items` is writable for `room` pointers, and `room` is not 0.
-#[inline]
-pub(crate) unsafe fn pop_batch(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    items: *mut *mut u8,
-    room: usize,
-) -> usize {
-    let taken: usize;
-    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers,
-    // and that `items` is writable for `room` pointers. The loop ends at the guard or after `room`
-    // pointers. After an abort, the section writes `items` again from the start.
-    unsafe {
-        template!(
-            fail: "6f",
-            body: [
-                "mov rcx, qword ptr [rax + {offset}]",
-                "test rcx, rcx",
-                "jz 6f",
-                "xor {taken:e}, {taken:e}",
-                "7:",
-                "mov {item}, qword ptr [rcx - 8]",
-                "test {item}, {item}",
-                "jz 8f",
-                "mov qword ptr [{items} + {taken} * 8], {item}",
-                "sub rcx, 8",
-                "inc {taken}",
-                "cmp {taken}, {room}",
-                "jb 7b",
-                "8:",
-                "mov qword ptr [rax + {offset}], rcx", // commit
-            ],
-            cold: ["6:", "xor {taken:e}, {taken:e}", "jmp 4b"],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            items = in(reg) items,
-            room = in(reg) room,
-            taken = out(reg) taken,
-            item = out(reg) _,
-        );
-    }
-    taken
-}
-
-/// Runs [`Units::push_batch`](crate::Units::push_batch) as a critical section that reads at most
-/// `count` pointers from `items`.
-///
-/// # Safety
-///
-/// The same as for [`pop`]. Also, `items` is readable for `count` pointers, of which none is null,
-/// and `count` is not 0.
-#[inline]
-pub(crate) unsafe fn push_batch(
-    cs: isize,
-    index: isize,
-    table: *const *mut u8,
-    offset: usize,
-    items: *const *mut u8,
-    count: usize,
-) -> usize {
-    let put: usize;
-    // SAFETY: the caller promises that the word at `offset` is 0 or describes a stack of pointers,
-    // and that `items` is readable for `count` pointers. The loop ends at the stack's end or after
-    // `count` pointers. Before the commit the section writes only free slots.
-    unsafe {
-        template!(
-            fail: "6f",
-            body: [
-                "mov rcx, qword ptr [rax + {offset}]",
-                "xor {put:e}, {put:e}",
-                "7:",
-                "test ecx, {full}",
-                "jz 8f",
-                "mov {item}, qword ptr [{items} + {put} * 8]",
-                "mov qword ptr [rcx], {item}",
-                "add rcx, 8",
-                "inc {put}",
-                "cmp {put}, {count}",
-                "jb 7b",
-                "8:",
-                "mov qword ptr [rax + {offset}], rcx", // commit
-            ],
-            cold: ["6:", "xor {put:e}, {put:e}", "jmp 4b"],
-            cs = in(reg) cs,
-            index = in(reg) index,
-            table = in(reg) table,
-            offset = in(reg) offset,
-            items = in(reg) items,
-            count = in(reg) count,
-            put = out(reg) put,
-            item = out(reg) _,
-            full = const STACK_ALIGN - 1,
-        );
-    }
-    put
+/// The body of each section of [`Area`](super::Area), for `template!`. Every store is a release.
+macro_rules! body {
+    (add $operands:tt) => {
+        template!($operands [
+            "add qword ptr [rax + {offset}], {n}", // commit
+        ])
+    };
+    (add_within $operands:tt) => {
+        template!($operands [
+            "mov rcx, qword ptr [rax + {offset}]",
+            "mov {room}, qword ptr [rax + {offset} + 8]",
+            "sub {room}, rcx",
+            "cmp {room}, {n}",
+            "jl {fail}",
+            "add rcx, {n}",
+            "mov qword ptr [rax + {offset}], rcx", // commit
+        ] {room = out(reg) _})
+    };
+    (store_if_equal $operands:tt) => {
+        template!($operands [
+            "cmp qword ptr [rax + {offset}], {expected}",
+            "jne {fail}",
+            "mov qword ptr [rax + {offset}], {new}", // commit
+        ])
+    };
+    (pop $operands:tt) => {
+        template!($operands [
+            "mov rcx, qword ptr [rax + {offset}]",
+            "test rcx, rcx",
+            "jz 6f",
+            "mov {item}, qword ptr [rcx - 8]",
+            "test {item}, {item}",
+            "jz 4f",
+            // Measured: a pop-push pair takes 11 cycles if an instruction changes the word in
+            // memory, and 12 to 18 cycles if it stores a register.
+            "sub qword ptr [rax + {offset}], 8", // commit
+        ] else "xor {item:e}, {item:e}")
+    };
+    (pop_counted $operands:tt) => {
+        template!($operands [
+            "mov rcx, qword ptr [rax + {offset}]",
+            "test rcx, rcx",
+            "jz 6f",
+            "cmp qword ptr [rax + {count}], {n}",
+            "jle 6f",
+            "mov {item}, qword ptr [rcx - 8]",
+            "test {item}, {item}",
+            "jz 4f",
+            "sub qword ptr [rax + {count}], {n}",
+            "sub qword ptr [rax + {offset}], 8", // commit
+        ] else "xor {item:e}, {item:e}")
+    };
+    (push $operands:tt) => {
+        template!($operands [
+            "mov rcx, qword ptr [rax + {offset}]",
+            "test ecx, {full}",
+            "jz {fail}",
+            "mov qword ptr [rcx], {item}",
+            "add qword ptr [rax + {offset}], 8", // commit
+        ])
+    };
+    (pop_batch $operands:tt) => {
+        template!($operands [
+            "mov rcx, qword ptr [rax + {offset}]",
+            "test rcx, rcx",
+            "jz 6f",
+            "xor {taken:e}, {taken:e}",
+            "7:",
+            "mov {item}, qword ptr [rcx - 8]",
+            "test {item}, {item}",
+            "jz 8f",
+            "mov qword ptr [{items} + {taken} * 8], {item}",
+            "sub rcx, 8",
+            "inc {taken}",
+            "cmp {taken}, {room}",
+            "jb 7b",
+            "8:",
+            "mov qword ptr [rax + {offset}], rcx", // commit
+        ] else "xor {taken:e}, {taken:e}")
+    };
+    (push_batch $operands:tt) => {
+        template!($operands [
+            "mov rcx, qword ptr [rax + {offset}]",
+            "xor {put:e}, {put:e}",
+            "7:",
+            "test ecx, {full}",
+            "jz 8f",
+            "mov {item}, qword ptr [{items} + {put} * 8]",
+            "mov qword ptr [rcx], {item}",
+            "add rcx, 8",
+            "inc {put}",
+            "cmp {put}, {count}",
+            "jb 7b",
+            "8:",
+            "mov qword ptr [rax + {offset}], rcx", // commit
+        ] else "xor {put:e}, {put:e}")
+    };
+    (store $operands:tt) => {
+        template!($operands [
+            "mov qword ptr [rax + {offset}], {operand}", // commit
+        ])
+    };
+    (and $operands:tt) => {
+        template!($operands [
+            "and qword ptr [rax + {offset}], {operand}", // commit
+        ])
+    };
+    (or $operands:tt) => {
+        template!($operands [
+            "or qword ptr [rax + {offset}], {operand}", // commit
+        ])
+    };
+    (fetch_add $operands:tt) => {
+        template!($operands [
+            "mov {done:e}, 1",
+            "mov {old}, qword ptr [rax + {offset}]",
+            "add qword ptr [rax + {offset}], {operand}", // commit
+        ] else "xor {done:e}, {done:e}")
+    };
+    (swap $operands:tt) => {
+        template!($operands [
+            "mov {done:e}, 1",
+            "mov {old}, qword ptr [rax + {offset}]",
+            "mov qword ptr [rax + {offset}], {operand}", // commit
+        ] else "xor {done:e}, {done:e}")
+    };
+    (compare_exchange $operands:tt) => {
+        template!($operands [
+            "mov {done:e}, 1",
+            "mov {old}, qword ptr [rax + {offset}]",
+            "cmp {old}, {expected}",
+            "jne 4f",
+            "mov qword ptr [rax + {offset}], {new}", // commit
+        ] else "xor {done:e}, {done:e}")
+    };
+    // The commit is one instruction, which an interrupt never divides.
+    (compare_exchange_pair $operands:tt) => {
+        template!($operands [
+            "cmp qword ptr [rax + {offset}], {first_expected}",
+            "jne {fail}",
+            "cmp qword ptr [rax + {offset} + 8], {second_expected}",
+            "jne {fail}",
+            "movq {pair}, {first_new}",
+            "movq {second}, {second_new}",
+            "punpcklqdq {pair}, {second}",
+            "movaps xmmword ptr [rax + {offset}], {pair}", // commit
+        ] {pair = out(xmm_reg) _, second = out(xmm_reg) _})
+    };
+    (store_two_if_equal $operands:tt) => {
+        template!($operands [
+            "cmp qword ptr [rax + {offset}], {expected}",
+            "jne {fail}",
+            "mov qword ptr [rax + {other}], {value}",
+            "mov qword ptr [rax + {offset}], {new}", // commit
+        ])
+    };
+    (store_if_both_equal $operands:tt) => {
+        template!($operands [
+            "cmp qword ptr [rax + {offset}], {expected}",
+            "jne {fail}",
+            "cmp qword ptr [rax + {other}], {other_expected}",
+            "jne {fail}",
+            "mov qword ptr [rax + {offset}], {new}", // commit
+        ])
+    };
+    (list_push $operands:tt) => {
+        template!($operands [
+            "mov rcx, qword ptr [rax + {offset}]",
+            "mov qword ptr [{item}], rcx",
+            "mov qword ptr [rax + {offset}], {item}", // commit
+        ])
+    };
+    (list_pop $operands:tt) => {
+        template!($operands [
+            "mov {item}, qword ptr [rax + {offset}]",
+            "test {item}, {item}",
+            "jz 4f",
+            "mov rcx, qword ptr [{item}]",
+            "mov qword ptr [rax + {offset}], rcx", // commit
+        ] else "xor {item:e}, {item:e}")
+    };
+    (append $operands:tt) => {
+        template!($operands [
+            "mov rcx, qword ptr [rax + {offset}]",
+            "mov {left}, rcx",
+            "sub {left}, qword ptr [rax + {offset} + {tail}]",
+            "cmp {left}, {mask}",
+            "ja 4f",
+            "and rcx, {mask}",
+            "add rcx, rax",
+            "add rcx, {offset}",
+            "mov {left}, {words}",
+            "7:",
+            "mov {word}, qword ptr [{from} + {left} * 8 - 8]",
+            "mov qword ptr [rcx + {left} * 8 + {slots} - 8], {word}",
+            "dec {left}",
+            "jnz 7b",
+            "add qword ptr [rax + {offset}], {step}", // commit
+        ] else "mov {left:e}, {missing}")
+    };
 }
 
 /// Spins in a critical section that never commits, for at most `spins` rounds. Returns whether the
