@@ -192,8 +192,7 @@ const POINTERS: &[(&str, &[&str])] = &[
         ],
     ),
     // The server's function that shows the settings loads and stores a few words.
-    ("pinfold::show::file::fill_in", &[]),
-    ("pinfold::show::live::publish", &[]),
+    ("pinfold::show::announce", &[]),
     // The functions of the settings load or store a few words. They use less stack than what else
     // a request may ask for.
     ("pinfold_malloc::control::*", &[]),

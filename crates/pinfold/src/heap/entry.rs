@@ -2,7 +2,7 @@
 
 use super::blocks::ALIGN;
 use super::gate::{self, alloc_fast, entry_fast};
-use super::plain::{alloc_aligned_plain, alloc_missed, alloc_plain};
+use super::plain::{self, Ask, alloc_missed};
 use super::{blocks, counted, mode, sampled, start};
 use crate::arena::{self, GRANULE, LARGE};
 use crate::slab::kmalloc;
@@ -52,7 +52,7 @@ extern "C" fn alloc_unusual(size: usize) -> *mut u8 {
 extern "C" fn alloc_first(size: usize) -> *mut u8 {
     start::ready();
     gate::serve_if_closed();
-    alloc_plain(size, false)
+    plain::alloc(Ask::of(size))
 }
 
 /// Allocates a zeroed block of `size` bytes. Returns null with errno ENOMEM if there is no memory.
@@ -70,9 +70,13 @@ pub fn alloc_zeroed(size: usize) -> *mut u8 {
 #[cold]
 #[inline(never)]
 extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
+    let ask = Ask {
+        zeroed: true,
+        ..Ask::of(size)
+    };
     if mode::is_plain() {
         gate::serve_if_closed();
-        return alloc_plain(size, true);
+        return plain::alloc(ask);
     }
     let block = gate::alloc_counted(size);
     if !block.is_null() {
@@ -80,20 +84,20 @@ extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
         unsafe { block.write_bytes(0, size) };
         return block;
     }
-    alloc_aligned_unusual(size, ALIGN, true)
+    alloc_ask_unusual(ask)
 }
 
 /// Allocates while samples are taken, and at the process's start.
 #[inline(always)]
-fn alloc_aligned_unusual(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+fn alloc_ask_unusual(ask: Ask) -> *mut u8 {
     start::ready();
     gate::serve_if_closed();
     if mode::is_sampling()
-        && let Some(mean) = profile::due(size)
+        && let Some(mean) = profile::due(ask.size)
     {
-        return sampled::alloc_sampled((size, align, zeroed), mean, profile::here());
+        return sampled::alloc_sampled(ask, mean, profile::here());
     }
-    alloc_aligned_plain(size, align, zeroed)
+    plain::alloc(ask)
 }
 
 /// Allocates a block at a multiple of `align`, a power of two. Returns null with errno ENOMEM if
@@ -118,10 +122,15 @@ pub fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
 
 #[inline(never)]
 fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+    let ask = Ask {
+        size,
+        align,
+        zeroed,
+    };
     if !mode::is_plain() {
-        return alloc_aligned_unusual(size, align, zeroed);
+        return alloc_ask_unusual(ask);
     }
-    alloc_aligned_plain(size, align, zeroed)
+    plain::alloc(ask)
 }
 
 /// Frees `block`. Does nothing if `block` is null. Ends the process if the page map has no block

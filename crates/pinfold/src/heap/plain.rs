@@ -8,54 +8,77 @@ use crate::slab::kmalloc::{self, MAX_CLASS_SIZE, MAX_SMALL_SIZE};
 use crate::sys::set_errno;
 use core::ptr::null_mut;
 
+/// What a caller asks for.
+#[derive(Clone, Copy)]
+pub(super) struct Ask {
+    pub(super) size: usize,
+    /// A power of two.
+    pub(super) align: usize,
+    /// Whether the block must read as zeroes.
+    pub(super) zeroed: bool,
+}
+
+impl Ask {
+    /// Asks for `size` bytes, aligned for any type.
+    #[inline]
+    pub(super) fn of(size: usize) -> Ask {
+        Ask {
+            size,
+            align: ALIGN,
+            zeroed: false,
+        }
+    }
+
+    /// Returns the size class that serves, or `None` if none does.
+    pub(super) fn class(self) -> Option<usize> {
+        match self.align {
+            ..=ALIGN => (self.size <= MAX_CLASS_SIZE).then(|| kmalloc::class_of(self.size)),
+            _ => kmalloc::class_of_aligned(self.size, self.align),
+        }
+    }
+}
+
 /// Allocates a block after the CPU's sheaf was found empty, and for a size above 32 KiB.
 #[inline(never)]
 pub(super) extern "C" fn alloc_missed(size: usize) -> *mut u8 {
     gate::serve_if_closed();
-    alloc_plain(size, false)
+    alloc(Ask::of(size))
 }
 
-/// Allocates a block of `size` bytes that is not sampled. Zeroes the block if `zeroed` is true.
-pub(super) fn alloc_plain(size: usize, zeroed: bool) -> *mut u8 {
-    let block = alloc_any(size, zeroed);
-    counted::requested(block, size);
+/// Allocates a block that is not sampled, from its class, the arena or the system.
+pub(super) fn alloc(ask: Ask) -> *mut u8 {
+    let block = alloc_any(ask);
+    counted::requested(block, ask.size);
     block
 }
 
-/// Allocates a block of `size` bytes at a multiple of `align`, a power of two, that is not sampled.
-/// Zeroes the block if `zeroed` is true.
-pub(super) fn alloc_aligned_plain(size: usize, align: usize, zeroed: bool) -> *mut u8 {
-    if align <= ALIGN {
-        return alloc_plain(size, zeroed);
-    }
-    let block = alloc_aligned_any(size, align, zeroed);
-    counted::requested(block, size);
-    block
-}
-
-/// Allocates a block of `size` bytes from its class, the arena or the system. Zeroes the block if
-/// `zeroed` is true.
-fn alloc_any(size: usize, zeroed: bool) -> *mut u8 {
-    if size > MAX_SMALL_SIZE {
-        // A program that allocates only larger blocks reaches no other path that ticks.
+fn alloc_any(ask: Ask) -> *mut u8 {
+    let Ask { size, align, .. } = ask;
+    if size > MAX_SMALL_SIZE || align > ALIGN {
+        // A program that asks only for such blocks reaches no other path that ticks.
         slab::tick();
     }
-    if size <= MAX_CLASS_SIZE {
-        let class = kmalloc::class_of(size);
-        let block = match zeroed {
+    if let Some(class) = ask.class() {
+        let block = match ask.zeroed {
             true => kmalloc::alloc_zeroed(class, size),
+            false if align > ALIGN => kmalloc::alloc_from(class, size),
+            // The fast path has found the CPU's sheaf empty.
             false => kmalloc::alloc_missed(class, size),
         };
         if !block.is_null() {
             counted::allocated_class(class);
             return block;
         }
-    } else if let Some(block) = alloc_run(size, zeroed) {
+    } else if align > GRANULE {
+        if let Some(run) = arena::alloc_aligned_run(size, align, arena::node_here()) {
+            return run_of(run, size, ask.zeroed);
+        }
+    } else if let Some(block) = alloc_run(size, ask.zeroed) {
         return block;
     }
     // Also reached for small sizes in a signal handler that interrupted the allocator: a mapping of
     // its own needs no lock.
-    alloc_huge(size, ALIGN)
+    alloc_huge(size, align.max(ALIGN))
 }
 
 /// Allocates a run for `size` bytes. Returns `None` if `size` is [`HUGE`] or more, or if there is
@@ -112,25 +135,4 @@ fn alloc_run_for_huge(size: usize, align: usize) -> Option<*mut u8> {
     let run = arena::alloc_run(granules, arena::node_here(), LARGE, false)?;
     // A new mapping reads as zeroes, and callers rely on zeroes. So the run is zeroed too.
     Some(run_of(run, size, true))
-}
-
-fn alloc_aligned_any(size: usize, align: usize, zeroed: bool) -> *mut u8 {
-    slab::tick();
-    if let Some(class) = kmalloc::class_of_aligned(size, align) {
-        let block = match zeroed {
-            true => kmalloc::alloc_zeroed(class, size),
-            false => kmalloc::alloc_class(class),
-        };
-        if !block.is_null() {
-            counted::allocated_class(class);
-            return block;
-        }
-    } else if align <= GRANULE {
-        if let Some(block) = alloc_run(size, zeroed) {
-            return block;
-        }
-    } else if let Some(run) = arena::alloc_aligned_run(size, align, arena::node_here()) {
-        return run_of(run, size, zeroed);
-    }
-    alloc_huge(size, align)
 }

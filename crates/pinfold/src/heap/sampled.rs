@@ -19,12 +19,12 @@
 //! A block that is sampled for guarding alone, and is not guarded, is a plain block. A *guarded*
 //! block lies outside the arenas, so its free takes the slow path.
 
-use super::blocks::ALIGN;
 use super::gate::{self, alloc_behind};
 use super::mode::{self, GUARD};
-use super::{blocks, counted, plain};
+use super::plain::{self, Ask};
+use super::{blocks, counted};
 use crate::profile::{self, Resize};
-use crate::slab::kmalloc::{self, MAX_CLASS_SIZE};
+use crate::slab::kmalloc;
 use crate::sys::keep_errno;
 use crate::{arena, guarded, slab};
 use core::ptr::null_mut;
@@ -37,7 +37,7 @@ pub(super) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
     if let Some(mean) = profile::due(size) {
         // A program whose other calls are all fast looks for requests here.
         slab::tick();
-        return alloc_sampled((size, ALIGN, false), mean, profile::here());
+        return alloc_sampled(Ask::of(size), mean, profile::here());
     }
     let block = alloc_behind(size);
     if block.is_null() {
@@ -50,21 +50,17 @@ pub(super) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
 /// frame of the allocator's outermost function ([`profile::here`]).
 #[cold]
 #[inline(never)]
-pub(super) fn alloc_sampled(
-    (size, align, zeroed): (usize, usize, bool),
-    mean: u64,
-    from: usize,
-) -> *mut u8 {
+pub(super) fn alloc_sampled(ask: Ask, mean: u64, from: usize) -> *mut u8 {
     let what_for = mode::samples();
-    let block = alloc_guarded(size, align, zeroed, from);
+    let block = alloc_guarded(ask, from);
     let (block, is_known) = match what_for & !GUARD {
-        0 if block.is_null() => (plain::alloc_aligned_plain(size, align, zeroed), false),
+        0 if block.is_null() => (plain::alloc(ask), false),
         0 => (block, false),
-        _ if block.is_null() => alloc_known(size, align, zeroed),
+        _ if block.is_null() => alloc_known(ask),
         _ => (block, true),
     };
     if is_known && !block.is_null() {
-        keep_errno(|| profile::allocated(block, size, mean, from));
+        keep_errno(|| profile::allocated(block, ask.size, mean, from));
     } else if !block.is_null() && what_for & !GUARD != 0 {
         profile::dropped();
     }
@@ -72,39 +68,35 @@ pub(super) fn alloc_sampled(
 }
 
 /// Allocates a guarded block. Returns null if the block is not to be guarded.
-fn alloc_guarded(size: usize, align: usize, zeroed: bool, from: usize) -> *mut u8 {
+fn alloc_guarded(ask: Ask, from: usize) -> *mut u8 {
     if mode::samples() & GUARD == 0 {
         return null_mut();
     }
-    let block = keep_errno(|| guarded::alloc(size, align, zeroed, from));
+    let block = keep_errno(|| guarded::alloc(ask.size, ask.align, ask.zeroed, from));
     if !block.is_null() {
-        let class = kmalloc::class_of(size);
+        let class = kmalloc::class_of(ask.size);
         counted::allocated_class(class);
-        counted::requested_guarded(class, size);
+        counted::requested_guarded(class, ask.size);
     }
     block
 }
 
 /// Allocates a block whose free recognises that the block is sampled, and returns true with it. If
 /// there is no memory for such a block, returns a plain one and false.
-fn alloc_known(size: usize, align: usize, zeroed: bool) -> (*mut u8, bool) {
-    let class = match align {
-        ..=ALIGN => (size <= MAX_CLASS_SIZE).then(|| kmalloc::class_of(size)),
-        _ => kmalloc::class_of_aligned(size, align),
-    };
-    let Some(class) = class else {
-        return (plain::alloc_aligned_plain(size, align, zeroed), true);
+fn alloc_known(ask: Ask) -> (*mut u8, bool) {
+    let Some(class) = ask.class() else {
+        return (plain::alloc(ask), true);
     };
     let twin = kmalloc::sampled(class);
-    let block = match zeroed {
-        true => kmalloc::alloc_zeroed(twin, size),
-        false => kmalloc::alloc_from(twin, size),
+    let block = match ask.zeroed {
+        true => kmalloc::alloc_zeroed(twin, ask.size),
+        false => kmalloc::alloc_from(twin, ask.size),
     };
     if block.is_null() {
-        return (plain::alloc_aligned_plain(size, align, zeroed), false);
+        return (plain::alloc(ask), false);
     }
     counted::allocated_class(class);
-    counted::requested(block, size);
+    counted::requested(block, ask.size);
     (block, true)
 }
 

@@ -1,14 +1,13 @@
 //! The segment of a process that counts every call: a file in the folder that `PINFOLD_STATS`
 //! names.
 
-use super::publish_settings;
+use super::memory::File;
+use super::{announce, begin};
 use crate::segment::{
-    Call, DIRECTORY_VARIABLE, MAGIC, Parts, Segment, Shared, install, place_calls, place_of,
-    share_units,
+    Call, DIRECTORY_VARIABLE, Parts, Segment, Shared, place_calls, place_of, share_units,
 };
 use crate::sys::decimal;
 use crate::vmstat::VmEvents;
-use crate::{arena, slab};
 use core::ffi::CStr;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicUsize;
@@ -56,7 +55,8 @@ pub(crate) fn start_file_in_child(calls: &VmEvents<Call>) {
     if !(name_file(&mut path) && map_file(&path, at, shared).is_some()) {
         // The critical sections write to the units in any case. The units still lie in the parent's
         // file, so other memory must replace them.
-        if memory_file().is_none_or(|file| map_over(file, at, shared).is_none()) {
+        let file = File::anonymous(c"pinfold", libc::MFD_CLOEXEC);
+        if file.is_none_or(|file| map_over(file, at, shared).is_none()) {
             crate::sys::die(format_args!(
                 "a child process cannot have statistics of its own; unset {DIRECTORY_VARIABLE}"
             ));
@@ -64,8 +64,6 @@ pub(crate) fn start_file_in_child(calls: &VmEvents<Call>) {
     }
     fill_in(at, shared, calls);
 }
-
-const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Returns the offset of the first unit in the file.
 fn units_at() -> usize {
@@ -80,20 +78,13 @@ fn file_size(shared: Shared) -> usize {
 fn fill_in(at: *mut u8, shared: Shared, calls: &VmEvents<Call>) {
     // SAFETY: `at` is a zeroed mapping of `units_at()` bytes, which stays mapped.
     let segment: &'static Segment = unsafe { &*at.cast() };
-    segment.fill_in(Parts::here());
     segment.units.store(shared.units as u32, Relaxed);
     segment.units_at.store(units_at() as u32, Relaxed);
     segment.unit_bytes.store(shared.bytes as u32, Relaxed);
     let calls = place_of(calls).unwrap_or(0);
     segment.calls.store(calls as u32, Relaxed);
-    segment.pid.store(kernel::process() as u32, Relaxed);
-    // SAFETY: `at` is a mapping with a segment's parts, which stays mapped.
-    unsafe { install(at.cast()) };
-    slab::show_all();
-    arena::publish();
-    publish_settings();
-    // Release pairs with the acquire of a process that reads the segment: it sees the stores above.
-    segment.magic.store(MAGIC, Release);
+    begin(at);
+    announce(segment, kernel::process() as u32);
 }
 
 /// Writes `DIRECTORY/PID.` into `path`. `map_file` appends a number. Returns false if the variable
@@ -129,7 +120,7 @@ fn map_file(path: &[u8; PATH], place: *mut u8, shared: Shared) -> Option<*mut u8
         let opened = kernel::open(CStr::from_bytes_until_nul(&path).ok()?, flags, 0o600);
         (opened != Err(libc::EEXIST)).then_some(opened)
     })?;
-    let mapped = map_over(fd.ok()?, place, shared);
+    let mapped = map_over(File(fd.ok()?), place, shared);
     if mapped.is_none() {
         // Other processes must not find a file without content.
         let _ = kernel::unlink(CStr::from_bytes_until_nul(&path).ok()?);
@@ -137,25 +128,14 @@ fn map_file(path: &[u8; PATH], place: *mut u8, shared: Shared) -> Option<*mut u8
     mapped
 }
 
-/// Makes a file without a name. Returns its descriptor.
-fn memory_file() -> Option<i32> {
-    kernel::memory_file(c"pinfold", libc::MFD_CLOEXEC).ok()
-}
-
-/// Gives the file its size, maps the head and the units, and closes the file. Returns where the
-/// head is.
-fn map_over(fd: i32, place: *mut u8, shared: Shared) -> Option<*mut u8> {
-    let fixed = if place.is_null() { 0 } else { libc::MAP_FIXED };
-    let flags = libc::MAP_SHARED | fixed;
+/// Gives the file its size, maps the head and the units, and closes the file. The head goes to
+/// `place`, where the old head is, or anywhere if `place` is null. Returns where the head is.
+fn map_over(file: File, place: *mut u8, shared: Shared) -> Option<*mut u8> {
     // Allocates the file's blocks now. A full file system is an error here, and would be a SIGBUS
     // at a later count.
-    let has_size = kernel::fill(fd, file_size(shared));
-    // SAFETY: a fixed place is that of the old head, which has the same size.
-    let map = |()| unsafe { kernel::map(place as usize, units_at(), READ_WRITE, flags, fd, 0) };
-    let head = has_size.and_then(map).ok();
+    kernel::fill(file.0, file_size(shared)).ok()?;
+    let head = file.map(place, units_at())?;
     // SAFETY: no other thread counts, because this is the process's start, or a child with one
     // thread. `fill` gave the file its size, and a new file reads as zeroes.
-    let head = head.filter(|_| unsafe { share_units(fd, units_at(), shared) });
-    let _ = kernel::close(fd);
-    head.map(|at| at as *mut u8)
+    unsafe { share_units(file.0, units_at(), shared) }.then_some(head)
 }

@@ -6,16 +6,17 @@
 
 mod file;
 mod live;
+mod memory;
 
 pub(crate) use file::{start_file, start_file_in_child};
 pub use live::{VARIABLE, parse};
 pub(crate) use live::{before_fork, in_child, process, shared_memory, start};
 
-use crate::segment::Answer;
-use crate::shepherd;
+use crate::segment::{self, Answer, Parts, Segment};
+use crate::{arena, shepherd, slab};
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicPtr;
-use core::sync::atomic::Ordering::{Acquire, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// What serves the requests of other processes.
 pub struct Server {
@@ -41,6 +42,24 @@ fn server() -> Option<&'static Server> {
     // Acquire pairs with the release in `serve_by`: this thread sees the server's functions.
     // SAFETY: the address is null, or that of a static.
     unsafe { SERVER.load(Acquire).as_ref() }
+}
+
+/// Has the library count in the segment at `head`, a zeroed mapping of all of a segment's parts that
+/// stays mapped.
+fn begin(head: *mut u8) {
+    // SAFETY: the mapping has a segment's parts, and stays mapped.
+    unsafe { segment::install(head.cast()) };
+    slab::show_all();
+    arena::publish();
+}
+
+/// Writes the segment's head for the process `pid`. The rest of the segment has its content.
+fn announce(segment: &Segment, pid: u32) {
+    segment.fill_in(Parts::here());
+    publish_settings();
+    segment.pid.store(pid, Relaxed);
+    // Release pairs with the acquire of a process that reads the segment: it sees all stores above.
+    segment.magic.store(segment::MAGIC, Release);
 }
 
 /// Shows the present settings in the segment, if there is a server.
