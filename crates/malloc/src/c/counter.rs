@@ -256,7 +256,7 @@ mod tests {
         let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 2]>().read() };
         assert_eq!(words, [0, 0]);
         assert_eq!(size_of::<PerCpuCounter>(), 128);
-        assert_eq!(align_of::<PerCpuCounter>(), 16);
+        assert_eq!(align_of::<PerCpuCounter>(), 8);
         assert_eq!(size_of::<EventCounter>(), 16);
     }
 }
