@@ -44,8 +44,8 @@ fn server() -> Option<&'static Server> {
     unsafe { SERVER.load(Acquire).as_ref() }
 }
 
-/// Has the library count in the segment at `head`, a zeroed mapping of all of a segment's parts that
-/// stays mapped.
+/// Has the library count in the segment at `head`, a zeroed mapping of all of a segment's parts
+/// that stays mapped.
 fn begin(head: *mut u8) {
     // SAFETY: the mapping has a segment's parts, and stays mapped.
     unsafe { segment::install(head.cast()) };
