@@ -4,12 +4,12 @@
 mod all;
 mod counter;
 mod pft;
+mod protect;
 pub mod slab;
-mod spinlock;
 mod vmstat;
 
 use anyhow::{Context, Result, bail};
-use spinlock::Spinlock;
+use protect::{Spinlock, masked};
 use std::process::ExitCode;
 
 /// Measure what counting and allocating cost on this machine

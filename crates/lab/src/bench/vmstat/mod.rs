@@ -1,17 +1,12 @@
 //! `pinfold bench vmstat`: cycles per change of a zone item, as Christoph Lameter measured them for
 //! the kernel in 2007. Signals take the place of interrupts.
 
-mod cmpxchg;
-mod cold;
-mod locked;
-mod masked_signals;
-mod pinfold;
+mod items;
+mod peers;
 #[cfg(target_arch = "x86_64")]
 mod sections;
-mod several;
 mod storm;
 mod subject;
-mod unprotected;
 mod zone;
 
 use crate::Machine;
@@ -114,9 +109,9 @@ impl Row {
 struct Measured {
     rows: Vec<Row>,
     /// Increments of several items in turn, by subject and number of items.
-    several: [[Row; 3]; 2],
+    in_turn: items::Rows,
     /// Increments of items that were displaced from the caches, by form and number of items.
-    cold: cold::Rows,
+    displaced: items::Rows,
     /// Number of changes by handlers, over all subjects.
     handled: i64,
 }
@@ -131,10 +126,10 @@ pub fn main(args: &Args) -> Result<()> {
 pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
     let measured = super::on_own_thread(|| measure(args.rounds, args.calls, progress))?;
     // The rows of one item are there already.
-    let several = measured.several.iter().flatten();
-    let several = several.filter(|row| row.items > 1);
-    let cold = measured.cold.iter().flatten();
-    let rows: Vec<_> = measured.rows.iter().chain(several).chain(cold).collect();
+    let in_turn = measured.in_turn.iter().flatten();
+    let in_turn = in_turn.filter(|row| row.items > 1);
+    let displaced = measured.displaced.iter().flatten();
+    let rows: Vec<_> = (measured.rows.iter().chain(in_turn).chain(displaced)).collect();
     let (text, picture) = (report(args, &measured), bars(&measured.rows).svg());
     Sheet::new("vmstat", &Machine::read(), &rows, &text, picture)
 }
@@ -227,8 +222,8 @@ fn measure(rounds: u32, calls: u32, progress: &Progress) -> Result<Measured> {
     }
     let mut measured = Measured {
         rows: Vec::new(),
-        several: several::measure(rounds, calls)?,
-        cold: cold::measure(rounds)?,
+        in_turn: items::measure_in_turn(rounds, calls)?,
+        displaced: items::measure_displaced(rounds)?,
         handled: 0,
     };
     for (named, samples) in subjects.iter().zip(&samples) {
@@ -314,32 +309,21 @@ fn report(args: &Args, measured: &Measured) -> String {
         "Medians of {}. All totals agree with the number of changes, {} of them made by signal handlers.\nprotection: inc_zone beyond that of the row \"unprotected\".\n\n{table}\n{}\n{}",
         rounds(args.rounds),
         measured.handled,
-        several_items(&measured.several),
-        cold_items(&measured.cold),
+        items("inc_zone of several items in turn", &measured.in_turn),
+        items(
+            "inc_zone of displaced items, one after the other",
+            &measured.displaced
+        ),
     )
 }
 
-/// Returns the table of increments of several items in turn.
-fn several_items(several: &[[Row; 3]; 2]) -> Table {
-    let mut table = Table::new(["inc_zone of several items in turn", "1", "4", "16"]);
-    for rows in several {
-        let [first, second, third] = rows.each_ref().map(|row| format!("{:.1}", row.cycles));
-        table.row([rows[0].subject.to_owned(), first, second, third]);
-    }
-    table
-}
-
-/// Returns the table of increments of displaced items.
-fn cold_items(cold: &cold::Rows) -> Table {
-    let mut table = Table::new([
-        "inc_zone of displaced items, one after the other",
-        "1",
-        "4",
-        "16",
-    ]);
-    for rows in cold {
-        let [first, second, third] = rows.each_ref().map(|row| format!("{:.1}", row.cycles));
-        table.row([rows[0].subject.to_owned(), first, second, third]);
+/// Returns a table of increments of several items.
+fn items(heading: &str, rows: &items::Rows) -> Table {
+    let numbers = items::ITEMS.map(|items| items.to_string());
+    let mut table = Table::new([heading.to_owned()].into_iter().chain(numbers));
+    for rows in rows {
+        let cycles = rows.iter().map(|row| format!("{:.1}", row.cycles));
+        table.row([rows[0].subject.to_owned()].into_iter().chain(cycles));
     }
     table
 }

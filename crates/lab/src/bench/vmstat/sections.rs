@@ -10,21 +10,16 @@
 //! increment and its fold, other increments may come. Here a difference has four bytes, so an
 //! overflow would need two thousand million such increments.
 
+use super::peers::{Peer, Unprotected};
 use super::subject::Subject;
-use super::zone::Zone;
 use crate::Padded;
 use std::arch::asm;
+use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicI32, AtomicI64};
 
-/// The words of one CPU. Only critical sections on that CPU change them.
-#[derive(Default)]
-#[repr(C)]
-struct Local {
-    difference: AtomicI32,
-    /// 8 bytes behind the beginning, as the sections expect.
-    events: AtomicI64,
-}
+/// The words of one CPU. Only critical sections on that CPU change them. The events are 8 bytes
+/// behind the beginning, as the sections expect.
+type Local = Unprotected<AtomicI32>;
 
 const _: () = assert!(size_of::<Padded<Local>>() == 1 << 7);
 
@@ -85,8 +80,8 @@ macro_rules! section {
                 at = out(reg) at,
                 cs = in(reg) $item.place.cs,
                 index = in(reg) $item.place.index,
-                cpus = in(reg) $item.locals.len(),
-                locals = in(reg) $item.locals.as_ptr(),
+                cpus = in(reg) $item.item.locals.len(),
+                locals = in(reg) $item.item.locals.as_ptr(),
                 $($operands)*
                 options(nostack),
             );
@@ -96,22 +91,40 @@ macro_rules! section {
     }};
 }
 
-/// An item with its differences.
-struct Sectioned {
-    place: Place,
-    threshold: i32,
-    zone: Zone,
-    locals: Box<[Padded<Local>]>,
+/// Changes the difference by `cmpxchg`, unless the sum passes the limit.
+macro_rules! compare_exchange {
+    ($item:expr, $sum:literal, $beyond:literal, $limit:expr) => {
+        section!(
+            $item,
+            [
+                "mov eax, dword ptr [{at}]",
+                $sum,
+                "cmp ecx, {limit:e}",
+                $beyond,
+                "cmpxchg dword ptr [{at}], ecx"
+            ],
+            limit = in(reg) $limit,
+            out("eax") _,
+            out("ecx") _,
+        )
+    };
 }
 
-impl Sectioned {
-    fn new(place: Place, threshold: i32) -> Sectioned {
-        Sectioned {
-            place,
-            threshold,
-            zone: Zone::default(),
-            locals: super::subject::for_each_cpu(),
-        }
+/// `rseq-cmpxchg`, or `rseq-inc-check` if not `CMPXCHG`.
+pub struct Sectioned<const CMPXCHG: bool> {
+    place: Place,
+    item: Peer<Local>,
+}
+
+impl<const CMPXCHG: bool> Sectioned<CMPXCHG> {
+    pub fn new(place: Place, threshold: i8) -> Self {
+        let item = Peer::new(threshold);
+        Sectioned { place, item }
+    }
+
+    #[inline(always)]
+    fn threshold(&self) -> i32 {
+        self.item.threshold.into()
     }
 
     /// Adds `more` and the current CPU's difference to the totals, and leaves the difference half a
@@ -119,7 +132,7 @@ impl Sectioned {
     #[cold]
     #[inline(never)]
     fn fold(&self, by: i32, more: i32) {
-        let new = -by * (self.threshold / 2);
+        let new = -by * (self.threshold() / 2);
         let mut old = 0;
         let local = section!(
             self,
@@ -128,130 +141,51 @@ impl Sectioned {
             new = in(reg) new,
         );
         let folded = if local.is_some() { old - new } else { 0 };
-        self.zone.add(i64::from(folded) + i64::from(more));
+        self.item.zone.add(i64::from(folded) + i64::from(more));
+    }
+}
+
+impl<const CMPXCHG: bool> Subject for Sectioned<CMPXCHG> {
+    #[inline]
+    fn inc(&self) {
+        let limit = self.threshold();
+        let local = match CMPXCHG {
+            true => compare_exchange!(self, "lea ecx, [rax + 1]", "jg 6f", limit),
+            false => section!(self, ["inc dword ptr [{at}]"],),
+        };
+        match local {
+            Some(local) if CMPXCHG || local.difference.load(Relaxed) <= limit => {}
+            Some(_) => self.fold(1, 0),
+            None => self.fold(1, 1),
+        }
     }
 
-    #[inline(always)]
+    #[inline]
+    fn dec(&self) {
+        let limit = -self.threshold();
+        let local = match CMPXCHG {
+            true => compare_exchange!(self, "lea ecx, [rax - 1]", "jl 6f", limit),
+            false => section!(self, ["dec dword ptr [{at}]"],),
+        };
+        match local {
+            Some(local) if CMPXCHG || local.difference.load(Relaxed) >= limit => {}
+            Some(_) => self.fold(-1, 0),
+            None => self.fold(-1, -1),
+        }
+    }
+
+    #[inline]
     fn event(&self) {
         if section!(self, ["inc qword ptr [{at} + 8]"],).is_none() {
-            self.locals[0].0.events.fetch_add(1, Relaxed);
+            self.item.locals[0].0.events.fetch_add(1, Relaxed);
         }
     }
 
     fn total(&self) -> Option<i64> {
-        let differences = self.locals.iter().map(|one| &one.0.difference);
-        let sum: i64 = differences.map(|one| i64::from(one.load(Relaxed))).sum();
-        Some(self.zone.read()? + sum)
+        self.item.total()
     }
 
     fn events(&self) -> i64 {
-        let events = self.locals.iter().map(|one| &one.0.events);
-        events.map(|one| one.load(Relaxed)).sum()
-    }
-}
-
-/// `rseq-cmpxchg`.
-pub struct Cmpxchg(Sectioned);
-
-impl Cmpxchg {
-    pub fn new(place: Place, threshold: i32) -> Cmpxchg {
-        Cmpxchg(Sectioned::new(place, threshold))
-    }
-}
-
-impl Subject for Cmpxchg {
-    #[inline]
-    fn inc(&self) {
-        let done = section!(
-            self.0,
-            [
-                "mov eax, dword ptr [{at}]",
-                "lea ecx, [rax + 1]",
-                "cmp ecx, {limit:e}",
-                "jg 6f",
-                "cmpxchg dword ptr [{at}], ecx"
-            ],
-            limit = in(reg) self.0.threshold,
-            out("eax") _,
-            out("ecx") _,
-        );
-        if done.is_none() {
-            self.0.fold(1, 1);
-        }
-    }
-
-    #[inline]
-    fn dec(&self) {
-        let done = section!(
-            self.0,
-            [
-                "mov eax, dword ptr [{at}]",
-                "lea ecx, [rax - 1]",
-                "cmp ecx, {limit:e}",
-                "jl 6f",
-                "cmpxchg dword ptr [{at}], ecx"
-            ],
-            limit = in(reg) -self.0.threshold,
-            out("eax") _,
-            out("ecx") _,
-        );
-        if done.is_none() {
-            self.0.fold(-1, -1);
-        }
-    }
-
-    #[inline]
-    fn event(&self) {
-        self.0.event();
-    }
-
-    fn total(&self) -> Option<i64> {
-        self.0.total()
-    }
-
-    fn events(&self) -> i64 {
-        self.0.events()
-    }
-}
-
-/// `rseq-inc-check`.
-pub struct IncCheck(Sectioned);
-
-impl IncCheck {
-    pub fn new(place: Place, threshold: i32) -> IncCheck {
-        IncCheck(Sectioned::new(place, threshold))
-    }
-}
-
-impl Subject for IncCheck {
-    #[inline]
-    fn inc(&self) {
-        match section!(self.0, ["inc dword ptr [{at}]"],) {
-            Some(local) if local.difference.load(Relaxed) <= self.0.threshold => {}
-            Some(_) => self.0.fold(1, 0),
-            None => self.0.fold(1, 1),
-        }
-    }
-
-    #[inline]
-    fn dec(&self) {
-        match section!(self.0, ["dec dword ptr [{at}]"],) {
-            Some(local) if local.difference.load(Relaxed) >= -self.0.threshold => {}
-            Some(_) => self.0.fold(-1, 0),
-            None => self.0.fold(-1, -1),
-        }
-    }
-
-    #[inline]
-    fn event(&self) {
-        self.0.event();
-    }
-
-    fn total(&self) -> Option<i64> {
-        self.0.total()
-    }
-
-    fn events(&self) -> i64 {
-        self.0.events()
+        self.item.events()
     }
 }

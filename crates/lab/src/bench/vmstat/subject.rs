@@ -1,15 +1,11 @@
 //! The ways to change an item.
 
-use super::cmpxchg::Cmpxchg;
-use super::locked::Locked;
-use super::masked_signals::MaskedSignals;
-use super::pinfold::{FreePages, Rseq};
+use super::peers::{Cmpxchg, Locked, MaskedSignals, Peer, Unprotected};
 #[cfg(target_arch = "x86_64")]
 use super::sections;
-use super::unprotected::Unprotected;
 use crate::cycles;
 use pinfold::counter::EventCounter;
-use pinfold::vmstat::{VmStat, Zone};
+use pinfold::vmstat::{Item, VmStat, Zone};
 use serde::Serialize;
 use std::sync::atomic::{AtomicI8, AtomicI32};
 
@@ -78,20 +74,58 @@ pub trait Measurable: Subject {
 impl<S: Subject> Measurable for S {
     fn cycles(&self, op: Op, calls: u32) -> u64 {
         match op {
-            Op::Inc => timed(calls, || self.inc()),
-            Op::Dec => timed(calls, || self.dec()),
-            Op::Event => timed(calls, || self.event()),
+            Op::Inc => cycles::of(|| (0..calls).for_each(|_| self.inc())),
+            Op::Dec => cycles::of(|| (0..calls).for_each(|_| self.dec())),
+            Op::Event => cycles::of(|| (0..calls).for_each(|_| self.event())),
         }
     }
 }
 
-#[inline(always)]
-fn timed(calls: u32, change: impl Fn()) -> u64 {
-    let before = cycles::now();
-    for _ in 0..calls {
-        change();
+/// The most items of a [`VmStat`] here.
+pub const MOST: usize = 16;
+
+/// An item of Pinfold's `VmStat`.
+#[derive(Clone, Copy)]
+pub struct Nth(pub usize);
+
+impl Item for Nth {
+    const NAMES: &'static [&'static str] = &["item"; MOST];
+
+    #[inline(always)]
+    fn index(self) -> usize {
+        self.0
     }
-    cycles::now().saturating_sub(before)
+}
+
+/// `rseq`: an item of Pinfold's `VmStat`, and its `EventCounter`.
+struct Rseq {
+    items: &'static VmStat<Nth>,
+    events: &'static EventCounter,
+}
+
+impl Subject for Rseq {
+    #[inline]
+    fn inc(&self) {
+        self.items.inc(Zone::normal(0), Nth(0));
+    }
+
+    #[inline]
+    fn dec(&self) {
+        self.items.dec(Zone::normal(0), Nth(0));
+    }
+
+    #[inline]
+    fn event(&self) {
+        self.events.inc();
+    }
+
+    fn total(&self) -> Option<i64> {
+        Some(self.items.sum(Nth(0)))
+    }
+
+    fn events(&self) -> i64 {
+        self.events.sum().cast_signed()
+    }
 }
 
 /// A subject and its name.
@@ -100,41 +134,45 @@ pub struct Named {
     pub subject: Box<dyn Measurable + Send>,
 }
 
-static ITEMS: VmStat<FreePages> = VmStat::new();
-static EVENTS: EventCounter = EventCounter::new();
+/// Returns the threshold of Pinfold's items for the peers, whose differences of one byte allow at
+/// most the kernel's 125.
+pub fn threshold(items: &VmStat<Nth>) -> i8 {
+    i8::try_from(items.threshold(Zone::normal(0)).min(125)).unwrap_or(125)
+}
 
-/// Makes all subjects. The peers have Pinfold's threshold, except that a difference of one byte
-/// allows at most the kernel's 125.
+/// Makes all subjects.
 ///
 /// `rseq-inc-check` and `rseq-cmpxchg` need x86-64 and restartable sequences.
 pub fn all() -> Vec<Named> {
-    let threshold = i8::try_from(ITEMS.threshold(Zone::normal(0)).min(125)).unwrap_or(125);
+    static ITEMS: VmStat<Nth> = VmStat::new();
+    static EVENTS: EventCounter = EventCounter::new();
+    let threshold = threshold(&ITEMS);
     let mut all = vec![
-        named("unprotected", Unprotected::<AtomicI32>::new(threshold)),
-        named("unprotected-byte", Unprotected::<AtomicI8>::new(threshold)),
-        named("locked", Locked::new(threshold)),
-        named("masked-signals", MaskedSignals::new(threshold)),
-        named("cmpxchg", Cmpxchg::new(threshold)),
+        named(
+            "unprotected",
+            Peer::<Unprotected<AtomicI32>>::new(threshold),
+        ),
+        named(
+            "unprotected-byte",
+            Peer::<Unprotected<AtomicI8>>::new(threshold),
+        ),
+        named("locked", Peer::<Locked>::new(threshold)),
+        named("masked-signals", Peer::<MaskedSignals>::new(threshold)),
+        named("cmpxchg", Peer::<Cmpxchg>::new(threshold)),
     ];
     #[cfg(target_arch = "x86_64")]
     if let Some(place) = sections::Place::find() {
-        let threshold = threshold.into();
         all.push(named(
             "rseq-cmpxchg",
-            sections::Cmpxchg::new(place, threshold),
+            sections::Sectioned::<true>::new(place, threshold),
         ));
         all.push(named(
             "rseq-inc-check",
-            sections::IncCheck::new(place, threshold),
+            sections::Sectioned::<false>::new(place, threshold),
         ));
     }
-    all.push(named(
-        "rseq",
-        Rseq {
-            items: &ITEMS,
-            events: &EVENTS,
-        },
-    ));
+    let (items, events) = (&ITEMS, &EVENTS);
+    all.push(named("rseq", Rseq { items, events }));
     all
 }
 
@@ -147,7 +185,6 @@ fn named(name: &'static str, subject: impl Subject + Send + 'static) -> Named {
 
 /// Makes one value for each possible CPU.
 pub fn for_each_cpu<T: Default>() -> Box<[T]> {
-    (0..pinfold_rseq::possible())
-        .map(|_| T::default())
-        .collect()
+    let possible = 0..pinfold_rseq::possible();
+    possible.map(|_| T::default()).collect()
 }

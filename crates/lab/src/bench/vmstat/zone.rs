@@ -37,14 +37,3 @@ pub fn step<const BY: i8>(difference: i8, threshold: i8) -> (i8, i64) {
         (sum, 0)
     }
 }
-
-/// Changes a difference as the kernel's `__inc_zone_state` and `__dec_zone_state` do. The change is
-/// plain: the caller keeps handlers and other threads off `difference`.
-#[inline(always)]
-pub fn change_plain<const BY: i8>(difference: &mut i8, threshold: i8, zone: &Zone) {
-    let (after, fold) = step::<BY>(*difference, threshold);
-    *difference = after;
-    if fold != 0 {
-        zone.add(fold);
-    }
-}

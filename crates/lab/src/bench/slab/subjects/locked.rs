@@ -10,18 +10,14 @@
 //!   thread, masked signals are what disabled interrupts are to a CPU. They cost two system calls.
 
 use super::batch::Batch;
-use crate::{Padded, Subject, spin_until};
+use crate::bench::{Spinlock, masked};
+use crate::{Padded, Subject};
 use pinfold::slab::KmemCache;
 use std::cell::UnsafeCell;
-use std::mem::MaybeUninit;
-use std::ptr::null_mut;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 /// An array per CPU with a lock. Masks signals while the lock is held if `MASKING`.
 pub struct LockedArray<const MASKING: bool> {
     pub(super) backing: KmemCache,
-    all: libc::sigset_t,
     /// The most objects that an array holds: as many as one of the cache's own arrays.
     capacity: usize,
     locals: Box<[Padded<Local>]>,
@@ -29,8 +25,8 @@ pub struct LockedArray<const MASKING: bool> {
 
 /// One CPU's array and lock.
 struct Local {
-    taken: AtomicBool,
-    /// Belongs to the thread that set `taken`.
+    lock: Spinlock,
+    /// Belongs to the thread that holds the lock.
     objects: UnsafeCell<Batch>,
 }
 
@@ -42,21 +38,14 @@ impl<const MASKING: bool> LockedArray<MASKING> {
     /// Makes an allocator of `backing`'s objects.
     pub fn new(backing: KmemCache) -> Self {
         let capacity = backing.statistics().sheaf_capacity.min(Batch::MOST - 1);
-        let mut all = MaybeUninit::uninit();
-        // SAFETY: `sigfillset` writes the whole set, and its only argument is valid for that.
-        let all = unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            all.assume_init()
-        };
         let local = |_| {
             Padded(Local {
-                taken: AtomicBool::new(false),
+                lock: Spinlock::default(),
                 objects: UnsafeCell::new(Batch::new()),
             })
         };
         LockedArray {
             backing,
-            all,
             capacity,
             locals: super::for_each_cpu(local),
         }
@@ -67,7 +56,7 @@ impl<const MASKING: bool> LockedArray<MASKING> {
     #[inline(always)]
     pub(super) fn held<R>(&self, work: impl FnOnce(&mut Batch) -> R) -> R {
         match MASKING {
-            true => self.masked(|| self.locked(work)),
+            true => masked(|| self.locked(work)),
             false => self.locked(work),
         }
     }
@@ -75,29 +64,10 @@ impl<const MASKING: bool> LockedArray<MASKING> {
     #[inline(always)]
     fn locked<R>(&self, work: impl FnOnce(&mut Batch) -> R) -> R {
         let local = &self.locals[pinfold_rseq::current()].0;
-        // Acquire pairs with the release below: this thread sees the objects as the last holder
-        // left them.
-        while local.taken.swap(true, Acquire) {
-            spin_until(|| !local.taken.load(Relaxed));
-        }
-        // SAFETY: this thread has just set `taken`, so no other thread accesses the objects.
-        let result = work(unsafe { &mut *local.objects.get() });
-        local.taken.store(false, Release);
-        result
-    }
-
-    #[inline(always)]
-    fn masked<R>(&self, work: impl FnOnce() -> R) -> R {
-        let mut before = MaybeUninit::uninit();
-        // SAFETY: `self.all` is initialised, and `before` is a live variable that the call may
-        // write to.
-        unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.all, before.as_mut_ptr());
-        }
-        let result = work();
-        // SAFETY: the first `pthread_sigmask` initialised `before`.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), null_mut()) };
-        result
+        // SAFETY: this thread holds the lock, so no other thread accesses the objects.
+        local
+            .lock
+            .with(|| work(unsafe { &mut *local.objects.get() }))
     }
 
     /// Returns an object after the array was empty. Fills half of the array, so that a free right
