@@ -1,7 +1,8 @@
 //! Generates the input of the real programs, from fixed seeds.
 
 use super::launch;
-use super::prepare::{self, Cache};
+use super::prepare::Cache;
+use super::programs::installed;
 use anyhow::{Context, Result, ensure};
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -138,8 +139,7 @@ pub fn history(cache: &Cache) -> Result<()> {
         .context("the cache folder's path is not UTF-8; give another --cache")?;
     launch::helper("git", &["init", "--quiet", "--bare", path])?;
     let stream = cache.write_input("history.stream", &history_stream())?;
-    let git = prepare::tool("git").context("there is no git; install it")?;
-    let status = Command::new(git)
+    let status = Command::new(installed("git")?)
         .args(["-C", path, "fast-import", "--quiet"])
         .stdin(File::open(stream)?)
         .stdout(Stdio::null())

@@ -2,8 +2,7 @@
 
 use super::Settings;
 use super::prepare::{self, Cache};
-use super::programs::{Program, Work};
-use super::real::Call;
+use super::programs::{Call, Program, installed};
 use super::redis;
 use super::subjects::Subject;
 use anyhow::{Context, Result, bail, ensure};
@@ -52,24 +51,23 @@ pub fn once(
     subject: &Subject,
     settings: Settings,
 ) -> Result<Sample> {
-    match &program.work {
-        Work::Load { .. } => {
-            let threads = program.threads(settings.threads).to_string();
-            let mut call = Call::of(cache.bin.join(program.name));
-            call.arguments = vec![threads.into(), settings.settle.to_string().into()];
-            let (report, output) = start(cache, &call, subject, settings)?;
-            of_load(&report, &output)
-        }
-        Work::Real(real) if real.name == redis::NAME => redis::once(cache, subject, settings),
-        Work::Real(real) => {
-            let call = (real.call)(cache, program.threads(settings.threads))?;
-            if let Some(before) = real.before {
-                before(cache)?;
-            }
-            let (report, output) = start(cache, &call, subject, settings)?;
-            Ok(of_report(&report, hash(&output)))
-        }
+    let threads = program.threads(settings.threads);
+    if program.source.is_some() {
+        let call = Call {
+            program: cache.bin.join(program.name),
+            arguments: vec![threads.to_string(), settings.settle.to_string()],
+            ..Call::default()
+        };
+        let (report, output) = start(cache, &call, subject, settings)?;
+        return of_load(&report, &output);
     }
+    let call = program.call(cache, threads)?;
+    if program.name == redis::NAME {
+        return redis::once(cache, &call, subject, settings);
+    }
+    program.before(cache)?;
+    let (report, output) = start(cache, &call, subject, settings)?;
+    Ok(of_report(&report, hash(&output)))
 }
 
 /// Makes the sample of a program that ended successfully. `output` is the hash of what it wrote.
@@ -192,8 +190,7 @@ pub fn report(cache: &Cache, settings: Settings) -> Result<Report> {
 
 /// Runs a helper program to its end, without a subject. Returns what the helper wrote.
 pub fn helper<S: AsRef<OsStr>>(tool: &str, arguments: &[S]) -> Result<Vec<u8>> {
-    let path = prepare::tool(tool).with_context(|| format!("there is no {tool}; install it"))?;
-    let output = Command::new(path)
+    let output = Command::new(installed(tool)?)
         .args(arguments)
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null())
@@ -227,8 +224,11 @@ mod tests {
         let root = std::env::temp_dir().join(name);
         let cache = Cache::open(Some(&root))?;
         let large = std::hint::black_box(vec![1_u8; 64 << 20]);
-        let mut call = Call::tool("sh", &["-c"])?;
-        call.arguments.push(script.into());
+        let call = Call {
+            program: installed("sh")?,
+            arguments: vec!["-c".to_owned(), script.to_owned()],
+            ..Call::default()
+        };
         let subject = Subject {
             name: "none".to_owned(),
             library: "-".into(),

@@ -9,7 +9,6 @@ mod input;
 mod launch;
 mod prepare;
 mod programs;
-mod real;
 mod redis;
 mod rows;
 mod subjects;

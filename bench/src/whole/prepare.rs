@@ -1,6 +1,6 @@
 //! Makes what a run needs, and keeps it in a cache folder: libraries, loads, input.
 
-use super::programs::{Program, Work};
+use super::programs::Program;
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::hash_map::DefaultHasher;
 use std::env;
@@ -78,7 +78,7 @@ fn target_folder() -> PathBuf {
 /// Prepares each program. Leaves out a program that cannot be prepared, with a note.
 pub fn programs(cache: &Cache, programs: Vec<Program>) -> Vec<Program> {
     (programs.into_iter())
-        .filter(|program| match ready(cache, program) {
+        .filter(|program| match program.prepare(cache) {
             Ok(()) => true,
             Err(error) => {
                 eprintln!("note: {} is left out: {error:#}", program.name);
@@ -88,24 +88,9 @@ pub fn programs(cache: &Cache, programs: Vec<Program>) -> Vec<Program> {
         .collect()
 }
 
-fn ready(cache: &Cache, program: &Program) -> Result<()> {
-    match &program.work {
-        Work::Load { source, defines } => {
-            compile_load(cache, program.name, source, defines)?;
-        }
-        Work::Real(real) => {
-            for (tool, package) in real.tools {
-                tool_or_install(tool, package)?;
-            }
-            (real.prepare)(cache)?;
-        }
-    }
-    Ok(())
-}
-
 /// Compiles a load and returns its path.
 pub fn compile_load(cache: &Cache, name: &str, source: &str, defines: &[&str]) -> Result<PathBuf> {
-    let path = super::programs::write_sources(cache)?.join(source);
+    let loads = Path::new(env!("CARGO_MANIFEST_DIR")).join("loads");
     let compiler = if source.ends_with(".cc") {
         "clang++"
     } else {
@@ -117,7 +102,7 @@ pub fn compile_load(cache: &Cache, name: &str, source: &str, defines: &[&str]) -
         arguments.push("-fsized-deallocation".to_owned());
     }
     arguments.extend(defines.iter().map(|define| format!("-D{define}")));
-    arguments.push(path.display().to_string());
+    arguments.push(loads.join(source).display().to_string());
     if name == "launch" {
         arguments.push("-static".to_owned());
     }

@@ -1,239 +1,181 @@
 //! The programs: loads, which are small programs of this package, and real programs of the system.
+//! `bench/programs.json` lists them.
 
-use super::prepare::Cache;
-use super::real::{self, Real};
-use anyhow::{Result, bail};
-use std::path::PathBuf;
+use super::prepare::{self, Cache};
+use super::{input, launch};
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
 
 /// A program to run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Program {
     /// The name in `--programs`.
     pub name: &'static str,
     /// What the program does, for the table.
     pub what: &'static str,
-    /// The number of threads: one, or as many as the run asks for.
-    pub threads: Threads,
-    /// How the program is made and started.
-    pub work: Work,
+    /// Whether the program has as many threads as the run asks for. Otherwise it has one.
+    pub threaded: bool,
+    /// The source in `bench/loads` that is compiled for a load. A real program has none.
+    pub source: Option<&'static str>,
+    pub defines: Vec<&'static str>,
+    /// The command line of a real program. `{input}`, `{cache}`, `{work}` and `{threads}` stand for
+    /// the input file, the folder of input files, the folder to write in, and the number of
+    /// threads.
+    pub call: Vec<&'static str>,
+    /// The input file. It is the standard input if the command line does not contain it.
+    pub input: Option<&'static str>,
+    pub environment: Vec<(&'static str, &'static str)>,
+    /// The programs that a real program needs, and the Debian packages that contain them. Without
+    /// entries, both have the name of the program that is called.
+    pub tools: Vec<(&'static str, &'static str)>,
 }
 
-/// How many threads a program has.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Threads {
-    One,
-    Asked,
-}
-
-/// How a program is made and started.
-#[derive(Clone, Debug)]
-pub enum Work {
-    /// A source in bench/loads that is compiled.
-    Load {
-        source: &'static str,
-        defines: &'static [&'static str],
-    },
-    /// An installed program.
-    Real(&'static Real),
+/// The start of a program.
+#[derive(Debug, Default)]
+pub struct Call {
+    pub program: PathBuf,
+    pub arguments: Vec<String>,
+    /// The file for standard input.
+    pub input: Option<PathBuf>,
+    pub environment: Vec<(&'static str, &'static str)>,
+    /// The id of the user to run as. `None` means this process's user.
+    pub user: Option<u32>,
 }
 
 impl Program {
     /// Returns the program's number of threads when a run asks for `asked`.
     pub fn threads(&self, asked: u32) -> u32 {
-        match self.threads {
-            Threads::One => 1,
-            Threads::Asked => asked,
+        if self.threaded { asked } else { 1 }
+    }
+
+    /// Makes what the program needs, unless it exists.
+    pub fn prepare(&self, cache: &Cache) -> Result<()> {
+        if let Some(source) = self.source {
+            return prepare::compile_load(cache, self.name, source, &self.defines).map(drop);
+        }
+        let own = [(self.call[0], self.call[0])];
+        let tools = if self.tools.is_empty() {
+            &own[..]
+        } else {
+            &self.tools
+        };
+        for (tool, package) in tools {
+            prepare::tool_or_install(tool, package)?;
+        }
+        if let Some(name) = self.input {
+            let text = match name {
+                "gcc.c" => input::c_source(50),
+                "clang.c" => input::c_source(45),
+                "formulas.smt2" => input::formulas(),
+                _ => read(&Path::new("programs").join(name))?,
+            };
+            cache.write_input(name, &text)?;
+        }
+        match self.name {
+            "git-gc" => input::history(cache),
+            "postgres" => database(cache),
+            _ => Ok(()),
         }
     }
-}
 
-/// The sources of the loads, of the launcher, and of the probe.
-const SOURCES: &[(&str, &str)] = &[
-    ("load.h", include_str!("../../loads/load.h")),
-    ("alloc-test.c", include_str!("../../loads/alloc-test.c")),
-    ("cache.c", include_str!("../../loads/cache.c")),
-    ("drift.c", include_str!("../../loads/drift.c")),
-    ("glibc-simple.c", include_str!("../../loads/glibc-simple.c")),
-    ("glibc-thread.c", include_str!("../../loads/glibc-thread.c")),
-    ("large.c", include_str!("../../loads/large.c")),
-    ("larson.cc", include_str!("../../loads/larson.cc")),
-    ("launch.c", include_str!("../../loads/launch.c")),
-    ("mleak.c", include_str!("../../loads/mleak.c")),
-    ("mstress.c", include_str!("../../loads/mstress.c")),
-    ("phases.c", include_str!("../../loads/phases.c")),
-    ("probe.c", include_str!("../../loads/probe.c")),
-    (
-        "producer-consumer.c",
-        include_str!("../../loads/producer-consumer.c"),
-    ),
-    ("realloc.c", include_str!("../../loads/realloc.c")),
-    ("rptest.c", include_str!("../../loads/rptest.c")),
-    ("xmalloc.c", include_str!("../../loads/xmalloc.c")),
-];
-
-/// Writes the sources to the cache folder and returns their folder.
-pub fn write_sources(cache: &Cache) -> Result<PathBuf> {
-    for (name, text) in SOURCES {
-        cache.write_input(name, text)?;
+    /// Does what is needed before each run of the program. Not timed.
+    pub fn before(&self, cache: &Cache) -> Result<()> {
+        if self.name == "git-gc" {
+            let copy = cache.work.join("gc.git");
+            let _ = fs::remove_dir_all(&copy);
+            let from = cache.input.join("history.git");
+            launch::helper("cp", &["-r".as_ref(), from.as_os_str(), copy.as_os_str()])?;
+        }
+        Ok(())
     }
-    Ok(cache.input.clone())
+
+    /// Returns how a real program is started, with the given number of threads.
+    pub fn call(&self, cache: &Cache, threads: u32) -> Result<Call> {
+        let input = self.input.map(|name| cache.input.join(name));
+        let words = self.call.iter().map(|word| {
+            let input = input.clone().unwrap_or_default().display().to_string();
+            word.replace("{input}", &input)
+                .replace("{cache}", &cache.input.display().to_string())
+                .replace("{work}", &cache.work.display().to_string())
+                .replace("{threads}", &threads.to_string())
+        });
+        let is_postgres = self.name == "postgres";
+        Ok(Call {
+            program: installed(self.call[0])?,
+            arguments: words.skip(1).collect(),
+            input: input.filter(|_| !self.call.contains(&"{input}")),
+            environment: self.environment.clone(),
+            user: postgres_user().filter(|_| is_postgres),
+        })
+    }
 }
 
-/// A load's name, source, definitions, threads and purpose.
-type Load = (
-    &'static str,
-    &'static str,
-    &'static [&'static str],
-    Threads,
-    &'static str,
-);
+/// Finds an installed program.
+pub fn installed(name: &str) -> Result<PathBuf> {
+    prepare::tool(name).with_context(|| format!("there is no {name}; install it"))
+}
 
-const LOADS: &[Load] = {
-    use Threads::{Asked, One};
-    &[
-        (
-            "larson",
-            "larson.cc",
-            &[],
-            Asked,
-            "a server's threads replace random blocks and hand them on to their successors",
-        ),
-        (
-            "larson-sized",
-            "larson.cc",
-            &["SIZED"],
-            Asked,
-            "the same as larson, with sized operator delete",
-        ),
-        (
-            "xmalloc",
-            "xmalloc.c",
-            &[],
-            Asked,
-            "threads free batches of blocks that other threads allocated",
-        ),
-        (
-            "cache-scratch",
-            "cache.c",
-            &["SCRATCH"],
-            Asked,
-            "threads write their own blocks, next to one that another thread allocated",
-        ),
-        (
-            "cache-thrash",
-            "cache.c",
-            &[],
-            Asked,
-            "threads write their own blocks",
-        ),
-        (
-            "alloc-test",
-            "alloc-test.c",
-            &[],
-            Asked,
-            "threads fill and empty random places of a large table",
-        ),
-        (
-            "mstress",
-            "mstress.c",
-            &[],
-            Asked,
-            "blocks of all sizes, exchanged by threads that end",
-        ),
-        (
-            "rptest",
-            "rptest.c",
-            &[],
-            Asked,
-            "thousands of blocks up to 16 KiB, and batches for the neighbour",
-        ),
-        (
-            "mleak",
-            "mleak.c",
-            &[],
-            Asked,
-            "twelve thousand short threads",
-        ),
-        (
-            "malloc-large",
-            "large.c",
-            &[],
-            One,
-            "twenty blocks of 5 to 25 MiB",
-        ),
-        (
-            "large",
-            "large.c",
-            &["SIZES_2_64"],
-            One,
-            "six blocks of 2 to 64 MiB",
-        ),
-        (
-            "glibc-simple",
-            "glibc-simple.c",
-            &[],
-            One,
-            "batches of one size",
-        ),
-        (
-            "glibc-thread",
-            "glibc-thread.c",
-            &[],
-            Asked,
-            "threads replace blocks of 4 bytes to 32 KiB",
-        ),
-        (
-            "phases",
-            "phases.c",
-            &[],
-            One,
-            "100 MiB of one size after the other",
-        ),
-        (
-            "drift",
-            "drift.c",
-            &[],
-            One,
-            "57 MiB of sizes that grow; settled memory is with all blocks in use",
-        ),
-        (
-            "producer-consumer",
-            "producer-consumer.c",
-            &[],
-            Asked,
-            "messages through rings between threads",
-        ),
-        ("realloc", "realloc.c", &[], One, "buffers that grow"),
-    ]
-};
+/// Reads a file of this package.
+fn read(path: &Path) -> Result<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Returns the user to run PostgreSQL as, because it refuses to run as root.
+fn postgres_user() -> Option<u32> {
+    const NOBODY: u32 = 65534;
+    // SAFETY: the call takes no arguments and touches no memory.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    is_root.then_some(NOBODY)
+}
+
+/// Makes an empty database cluster.
+fn database(cache: &Cache) -> Result<()> {
+    let folder = cache.input.join("postgres");
+    if folder.join("made").is_file() {
+        return Ok(());
+    }
+    let _ = fs::remove_dir_all(&folder);
+    fs::create_dir(&folder)?;
+    let mut words = vec![installed("initdb")?.display().to_string()];
+    if let Some(user) = postgres_user() {
+        chown(&folder, Some(user), Some(user))?;
+        let (user, group) = (format!("--reuid={user}"), format!("--regid={user}"));
+        words.splice(
+            0..0,
+            [
+                "setpriv".to_owned(),
+                user,
+                group,
+                "--clear-groups".to_owned(),
+            ],
+        );
+    }
+    let options = "--no-sync --no-locale --encoding=UTF8 --username=postgres -D";
+    words.extend(options.split(' ').map(str::to_owned));
+    words.push(folder.display().to_string());
+    launch::helper(&words[0], &words[1..])?;
+    fs::write(folder.join("made"), "")?;
+    Ok(())
+}
 
 /// Returns all programs, loads first.
-pub fn all() -> Vec<Program> {
-    let loads = LOADS
-        .iter()
-        .map(|&(name, source, defines, threads, what)| Program {
-            name,
-            what,
-            threads,
-            work: Work::Load { source, defines },
-        });
-    let reals = real::ALL.iter().map(|real| Program {
-        name: real.name,
-        what: real.what,
-        threads: real.threads,
-        work: Work::Real(real),
-    });
-    loads.chain(reals).collect()
+pub fn all() -> Result<Vec<Program>> {
+    serde_json::from_str(include_str!("../../programs.json")).context("bench/programs.json")
 }
 
 /// Returns the programs that `names` ask for, in the order of [`all`]. `all`, `loads` and `real`
 /// stand for several programs.
 pub fn choose(names: &[String]) -> Result<Vec<Program>> {
-    let all = all();
+    let all = all()?;
     let stands_for = |name: &str, program: &Program| match name {
         "all" => true,
-        "loads" => matches!(program.work, Work::Load { .. }),
-        "real" => matches!(program.work, Work::Real(_)),
+        "loads" => program.source.is_some(),
+        "real" => program.source.is_none(),
         name => program.name == name,
     };
     for name in names {
@@ -277,13 +219,16 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_every_source_exists() {
-        let mut names: Vec<_> = all().iter().map(|program| program.name).collect();
-        let count = names.len();
+        let all = all().unwrap();
+        let mut names: Vec<_> = all.iter().map(|program| program.name).collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), count);
-        for (_, source, ..) in LOADS {
-            assert!(SOURCES.iter().any(|(name, _)| name == source), "{source}");
+        assert_eq!(names.len(), all.len());
+        for program in all {
+            match program.source {
+                Some(source) => assert!(read(&Path::new("loads").join(source)).is_ok(), "{source}"),
+                None => assert!(!program.call.is_empty(), "{}", program.name),
+            }
         }
     }
 }

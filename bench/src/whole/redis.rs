@@ -2,13 +2,11 @@
 
 use super::Settings;
 use super::launch::{self, Sample};
-use super::prepare::{self, Cache};
-use super::real::Call;
+use super::prepare::Cache;
+use super::programs::Call;
 use super::subjects::Subject;
 use anyhow::{Context, Result, ensure};
-use std::ffi::OsString;
 use std::fs;
-use std::path::PathBuf;
 use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -31,34 +29,11 @@ const REQUESTS: [&[&str]; 3] = [
     &["-t", "get,lrange_100", "-r", "100000", "-n", "40000"],
 ];
 
-fn socket(cache: &Cache) -> PathBuf {
-    cache.work.join("redis.sock")
-}
-
-/// Returns how the server is started.
-pub fn server(cache: &Cache, _threads: u32) -> Result<Call> {
-    let options = [
-        "--port",
-        "0",
-        "--save",
-        "",
-        "--appendonly",
-        "no",
-        "--daemonize",
-        "no",
-    ];
-    let mut call = Call::tool("redis-server", &options)?;
-    call.arguments
-        .extend([OsString::from("--unixsocket"), socket(cache).into()]);
-    Ok(call)
-}
-
-/// Starts the server under `subject`, sends requests to it, and stops it.
-pub fn once(cache: &Cache, subject: &Subject, settings: Settings) -> Result<Sample> {
-    let socket = socket(cache);
+/// Starts the server under `subject` as `call` says, sends requests to it, and stops it.
+pub fn once(cache: &Cache, call: &Call, subject: &Subject, settings: Settings) -> Result<Sample> {
+    let socket = cache.work.join("redis.sock");
     let _ = fs::remove_file(&socket);
-    let call = server(cache, 1)?;
-    let mut server = Running(launch::launcher(cache, &call, subject, settings)?.spawn()?);
+    let mut server = Running(launch::launcher(cache, call, subject, settings)?.spawn()?);
     let start = Instant::now();
     while !socket.exists() {
         ensure!(
@@ -85,10 +60,7 @@ pub fn once(cache: &Cache, subject: &Subject, settings: Settings) -> Result<Samp
         found.extend(launch::helper("redis-cli", &["-s", path, "type", key])?);
     }
     // The server ends without sending an answer, so the client's status is ignored.
-    let cli = prepare::tool("redis-cli").context("there is no redis-cli; install redis-tools")?;
-    let _ = std::process::Command::new(cli)
-        .args(["-s", path, "shutdown", "nosave"])
-        .output()?;
+    let _ = launch::helper("redis-cli", &["-s", path, "shutdown", "nosave"]);
     server.0.wait()?;
     let report = launch::report(cache, settings)?;
     Ok(Sample {

@@ -195,7 +195,6 @@ pub fn best_single_peer(rows: &[Row], cost: Cost) -> Option<&str> {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::whole::programs::{Threads, Work};
 
     fn sample(seconds: f64, peak: u64, output: u64) -> Sample {
         Sample {
@@ -208,23 +207,21 @@ pub mod tests {
         }
     }
 
+    fn subject(name: &str) -> Subject {
+        Subject {
+            name: name.to_owned(),
+            library: "/x.so".into(),
+            is_pinfold: name.starts_with("pinfold"),
+            variables: &[],
+        }
+    }
+
     /// Makes rows of two programs under three subjects. `first` takes 2, 1 and 4 s. `second` takes
     /// 2 and 8 s, and fails under the third subject.
     pub fn example() -> Vec<Row> {
         let program = |name| Program {
             name,
-            what: "an example",
-            threads: Threads::One,
-            work: Work::Load {
-                source: "x.c",
-                defines: &[],
-            },
-        };
-        let subject = |name: &str| Subject {
-            name: name.to_owned(),
-            library: "/x.so".into(),
-            is_pinfold: name.starts_with("pinfold"),
-            variables: &[],
+            ..Program::default()
         };
         let mut results = HashMap::new();
         for (key, seconds, peak) in [
@@ -270,27 +267,12 @@ pub mod tests {
 
     #[test]
     fn an_output_that_differs_from_the_base_is_a_failure() {
-        let program = Program {
-            name: "first",
-            what: "",
-            threads: Threads::One,
-            work: Work::Load {
-                source: "x.c",
-                defines: &[],
-            },
-        };
-        let subject = |name: &str| Subject {
-            name: name.to_owned(),
-            library: "/x.so".into(),
-            is_pinfold: false,
-            variables: &[],
-        };
         let results = HashMap::from([
             ((0, 0), Ok(vec![sample(1.0, 1, 1), sample(1.0, 1, 2)])),
             ((0, 1), Ok(vec![sample(1.0, 1, 1)])),
         ]);
         let rows = all(
-            &[program],
+            &[Program::default()],
             &[subject("other"), subject("glibc")],
             1,
             &results,
