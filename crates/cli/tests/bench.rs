@@ -7,27 +7,13 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 
-const VMSTAT: [&str; 5] = ["vmstat", "--rounds", "3", "--calls", "500"];
-const COUNTER: [&str; 9] = [
-    "counter",
-    "--amount",
-    "32768",
-    "--threads",
-    "3",
-    "--rounds",
-    "1",
-    "--seconds",
-    "0.2",
-];
-
-const SLAB: [&str; 7] = [
-    "slab", "--rounds", "2", "--calls", "150", "--size", "64,4096",
-];
+const VMSTAT: &str = "vmstat --rounds 3 --calls 500";
+const SLAB: &str = "slab --rounds 2 --calls 150 --size 64,4096";
 
 #[test]
 fn vmstat_measures_each_change_with_and_without_signals() {
     let is_cold = |row: &Value| row["subject"].as_str().unwrap().starts_with("cold-");
-    let (cold, rest): (Vec<_>, Vec<_>) = rows(&VMSTAT).into_iter().partition(is_cold);
+    let (cold, rest): (Vec<_>, Vec<_>) = rows(VMSTAT).into_iter().partition(is_cold);
     let cells: Vec<_> = ["1-byte", "8-bytes", "16-bytes", "32-bytes", "rseq"]
         .iter()
         .flat_map(|form| [1, 4, 16].map(|items| (format!("cold-{form}").into(), items.into())))
@@ -93,12 +79,12 @@ fn vmstat_measures_each_change_with_and_without_signals() {
 
 /// Returns whether the command runs on restartable sequences here.
 fn pinfold_has_rseq() -> bool {
-    output(&VMSTAT).contains("on rseq")
+    output(VMSTAT).contains("on rseq")
 }
 
 #[test]
 fn vmstat_shows_the_cost_of_protection() {
-    let text = output(&VMSTAT);
+    let text = output(VMSTAT);
     let line = |name: &str| {
         let name = format!("x {name} ");
         let line = text.lines().find(|line| line.contains(&name)).unwrap();
@@ -120,10 +106,7 @@ fn vmstat_shows_the_cost_of_protection() {
 fn vmstat_counts_exactly_on_every_backend() {
     // The command fails if a total is wrong.
     for backend in ["off", "cpu", "cid"] {
-        bench(&VMSTAT)
-            .env("PINFOLD_RSEQ", backend)
-            .assert()
-            .success();
+        output_of(bench(VMSTAT).env("PINFOLD_RSEQ", backend));
     }
 }
 
@@ -138,7 +121,7 @@ fn slab_measures_the_six_scenarios_and_bulk_calls() {
         "locked",
         "masked-signals",
     ];
-    let rows = rows(&SLAB);
+    let rows = rows(SLAB);
     let of = |scenario: &str| -> Vec<Value> {
         let rows = rows.iter().filter(|row| row["scenario"] == scenario);
         rows.cloned().collect()
@@ -196,7 +179,7 @@ fn slab_measures_the_six_scenarios_and_bulk_calls() {
 
 #[test]
 fn slab_prints_the_words_of_slab_test() {
-    let text = output(&SLAB);
+    let text = output(SLAB);
     let has = |start: &str, end: &str| {
         let fits = |line: &str| line.starts_with(start) && line.ends_with(end);
         assert!(text.lines().any(fits), "{start} … {end}: {text}");
@@ -221,30 +204,27 @@ fn slab_prints_the_words_of_slab_test() {
 
 #[test]
 fn slab_measures_only_what_was_requested_on_every_backend() {
-    let only = ["slab", "--rounds", "1", "--calls", "300", "--size", "24"];
+    let only = "slab --rounds 1 --calls 300 --size 24";
     for backend in ["off", "cpu", "cid"] {
-        let run = bench(&[&only[..], &["--json"]].concat())
-            .env("PINFOLD_RSEQ", backend)
-            .assert()
-            .success();
-        let figures: Value = serde_json::from_slice(&run.get_output().stdout).unwrap();
-        assert!(!figures["rows"].as_array().unwrap().is_empty());
+        let (_, rows) = rows_of(bench(only).env("PINFOLD_RSEQ", backend));
+        assert!(!rows.is_empty());
     }
-    let choice = ["--subject", "rseq,pinfold-cache", "--scenario", "pair"];
-    let rows = rows(&[&only[..], &choice].concat());
+    let rows = rows(&format!(
+        "{only} --subject rseq,pinfold-cache --scenario pair"
+    ));
     assert_eq!(subjects(&rows), ["pinfold-cache", "rseq"]);
     assert_eq!(rows.len(), 2);
     refused(
-        &["slab", "--subject", "masked-signals", "--scenario", "bulk"],
+        "slab --subject masked-signals --scenario bulk",
         &["only pinfold-cache takes part in bulk"],
     );
 }
 
 #[test]
 fn tables_name_rounds_threads_and_combinations() {
-    let text = output(&VMSTAT);
+    let text = output(VMSTAT);
     assert!(text.contains("500 x masked-signals"), "{text}");
-    let text = output(&[&COUNTER[..], &["--mmap", "no"]].concat());
+    let text = output(&format!("{COUNTER} --mmap no"));
     assert!(
         text.contains("3 threads, amount 32768, no mmap, summing"),
         "{text}"
@@ -264,20 +244,16 @@ fn plots_are_svg_files_with_readable_text() {
     let name = file.to_str().unwrap();
     // The command must replace an existing file.
     fs::write(&file, "x".repeat(100_000)).unwrap();
-    for (arguments, words) in [
-        (&VMSTAT[..], ["masked-signals", "inc_zone with signals"]),
-        (&COUNTER, ["add-start", "amount 32768, no mmap, no sums"]),
-        (
-            &[&COUNTER[..], &["--threads", "1,2", "--subject", "atomic"]].concat(),
-            ["threads", "atomic, amount 32768, mmap, summing"],
-        ),
-        (&SLAB, ["pair, pair", "masked-signals"]),
-        (
-            &[&SLAB[..], &["--scenario", "bulk"]].concat(),
-            ["objects per call", "single calls"],
-        ),
+    let lines = format!("{COUNTER} --threads 1,2 --subject atomic");
+    let bulk = format!("{SLAB} --scenario bulk");
+    for (line, words) in [
+        (VMSTAT, ["masked-signals", "inc_zone with signals"]),
+        (COUNTER, ["add-start", "amount 32768, no mmap, no sums"]),
+        (&lines, ["threads", "atomic, amount 32768, mmap, summing"]),
+        (SLAB, ["pair, pair", "masked-signals"]),
+        (&bulk, ["objects per call", "single calls"]),
     ] {
-        output(&[arguments, &["--plot", name]].concat());
+        output(&format!("{line} --plot {name}"));
         let picture = fs::read_to_string(&file).unwrap();
         assert!(
             picture.starts_with("<svg") && picture.ends_with("</svg>\n"),
@@ -294,39 +270,30 @@ fn plots_are_svg_files_with_readable_text() {
 
 #[test]
 fn wrong_numbers_are_refused_with_advice() {
-    for (arguments, words) in [
-        (["vmstat", "--rounds", "0"], ["--rounds", "1 or more"]),
-        (["vmstat", "--calls", "0"], ["--calls", "1 or more"]),
-        (["vmstat", "--calls", "-1"], ["--calls", "from 1"]),
-        (["slab", "--rounds", "0"], ["--rounds", "1 or more"]),
-        (["slab", "--calls", "100001"], ["--calls", "1 to 100000"]),
-        (["slab", "--size", "12"], ["--size", "multiple of 8"]),
-        (["slab", "--size", "8,0"], ["--size", "8 to 16384"]),
-        (["slab", "--size", "-8"], ["--size", "8 to 16384"]),
-        (["slab", "--scenario", "two"], ["two", "one_to_n"]),
-        (["slab", "--subject", "slub"], ["slub", "pinfold-cache"]),
-        (["counter", "--rounds", "0"], ["--rounds", "1 or more"]),
-        (["counter", "--threads", "0"], ["--threads", "1 or more"]),
-        (["counter", "--threads", "1,x"], ["--threads", "1 to 4096"]),
-        (["counter", "--threads", "9999"], ["--threads", "1 to 4096"]),
-        (["counter", "--amount", "0"], ["--amount", "1 or more"]),
-        (
-            ["counter", "--amount", "8,-1"],
-            ["--amount", "1 to 16777216"],
-        ),
-        (["counter", "--batch", "0"], ["--batch", "1 or more"]),
-        (
-            ["counter", "--batch", "2147483648"],
-            ["--batch", "1 to 1073741824"],
-        ),
-        (["counter", "--seconds", "0"], ["--seconds", "above 0"]),
-        (["counter", "--seconds", "nan"], ["--seconds", "above 0"]),
-        (
-            ["counter", "--subject", "mutex"],
-            ["mutex", "spinlock-batch"],
-        ),
+    for (line, words) in [
+        ("vmstat --rounds 0", ["--rounds", "1 or more"]),
+        ("vmstat --calls 0", ["--calls", "1 or more"]),
+        ("vmstat --calls -1", ["--calls", "from 1"]),
+        ("slab --rounds 0", ["--rounds", "1 or more"]),
+        ("slab --calls 100001", ["--calls", "1 to 100000"]),
+        ("slab --size 12", ["--size", "multiple of 8"]),
+        ("slab --size 8,0", ["--size", "8 to 16384"]),
+        ("slab --size -8", ["--size", "8 to 16384"]),
+        ("slab --scenario two", ["two", "one_to_n"]),
+        ("slab --subject slub", ["slub", "pinfold-cache"]),
+        ("counter --rounds 0", ["--rounds", "1 or more"]),
+        ("counter --threads 0", ["--threads", "1 or more"]),
+        ("counter --threads 1,x", ["--threads", "1 to 4096"]),
+        ("counter --threads 9999", ["--threads", "1 to 4096"]),
+        ("counter --amount 0", ["--amount", "1 or more"]),
+        ("counter --amount 8,-1", ["--amount", "1 to 16777216"]),
+        ("counter --batch 0", ["--batch", "1 or more"]),
+        ("counter --batch 2147483648", ["--batch", "1 to 1073741824"]),
+        ("counter --seconds 0", ["--seconds", "above 0"]),
+        ("counter --seconds nan", ["--seconds", "above 0"]),
+        ("counter --subject mutex", ["mutex", "spinlock-batch"]),
     ] {
-        refused(&arguments, &words);
+        refused(line, &words);
     }
 }
 
@@ -334,13 +301,14 @@ fn wrong_numbers_are_refused_with_advice() {
 fn unwritable_files_are_refused_before_measuring() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("none/figures.svg");
-    for bench in ["vmstat", "counter", "slab"] {
+    for bench in ["vmstat", "counter", "slab", "pft"] {
         // So many rounds that measuring first would be noticed.
-        let long = ["--rounds", "4000000000"];
         for file in [missing.as_path(), folder.path(), Path::new("/proc/x.svg")] {
             let name = file.to_str().unwrap();
-            let arguments = [&[bench][..], &long, &["--plot", name]].concat();
-            refused(&arguments, &[name, "give a file in a folder"]);
+            refused(
+                &format!("{bench} --rounds 4000000000 --plot {name}"),
+                &[name, "give a file in a folder"],
+            );
         }
     }
 }

@@ -73,9 +73,7 @@ fn a_report_is_one_file_that_needs_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report <&>.html");
     fs::write(&file, "old").unwrap();
-    let out = bench(&["all", "--quick", "--html", file.to_str().unwrap()])
-        .output()
-        .unwrap();
+    let out = bench("all --quick --html").arg(&file).output().unwrap();
     let (said, errors) = (
         String::from_utf8_lossy(&out.stdout),
         String::from_utf8_lossy(&out.stderr),
@@ -120,7 +118,7 @@ fn a_report_is_one_file_that_needs_nothing_else() {
 
 #[test]
 fn without_a_file_the_tables_are_printed() {
-    let text = output(&["all", "--quick", "--seconds", "0.1"]);
+    let text = output("all --quick --seconds 0.1");
     for words in [
         "Incrementing a counter of the CPU\n=",
         "$ pinfold bench vmstat --rounds 5 --calls 1000\n",
@@ -139,11 +137,11 @@ fn without_a_file_the_tables_are_printed() {
 fn a_benchmark_that_cannot_run_says_why_and_the_others_run() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("report.html");
-    let arguments = ["all", "--quick", "--html", file.to_str().unwrap()];
+    let line = format!("all --quick --html {}", file.display());
     let one_cpu = std::thread::scope(|scope| {
         let run = || {
             on_one_cpu();
-            output(&arguments)
+            output(&line)
         };
         scope.spawn(run).join().unwrap()
     });
@@ -173,24 +171,13 @@ fn a_file_that_cannot_be_written_is_refused_before_measuring() {
     ];
     for (file, why) in cases {
         // An hour for each setup: a run that measured first would not end.
-        let arguments = ["all", "--seconds", "3600", "--html", file];
-        let out = bench(&arguments).output().unwrap();
-        let errors = String::from_utf8_lossy(&out.stderr);
-        assert_eq!(out.status.code(), Some(2), "{file}: {errors}");
-        assert!(
-            errors.contains(why) && errors.contains(file),
-            "{file}: {errors}"
-        );
-        assert!(out.stdout.is_empty(), "{file}");
+        refused(&format!("all --seconds 3600 --html {file}"), &[why, file]);
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     for seconds in ["0", "-1", "nan", "4000"] {
-        let out = bench(&["all", "--seconds", seconds]).output().unwrap();
-        let errors = String::from_utf8_lossy(&out.stderr);
-        assert_eq!(out.status.code(), Some(2), "{seconds}");
-        assert!(
-            errors.contains("give a number from 0.05 to 3600"),
-            "{errors}"
+        refused(
+            &format!("all --seconds {seconds}"),
+            &["give a number from 0.05 to 3600"],
         );
     }
 }
@@ -204,14 +191,10 @@ fn a_link_to_a_file_stays_a_link() {
     );
     fs::write(&file, "old").unwrap();
     std::os::unix::fs::symlink(&file, &link).unwrap();
-    output(&[
-        "all",
-        "--quick",
-        "--seconds",
-        "0.05",
-        "--html",
-        link.to_str().unwrap(),
-    ]);
+    output(&format!(
+        "all --quick --seconds 0.05 --html {}",
+        link.display()
+    ));
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert!(fs::read_to_string(&file).unwrap().ends_with("</html>\n"));
 }

@@ -6,21 +6,9 @@ mod runs;
 use runs::*;
 use serde_json::Value;
 
-const COUNTER: [&str; 9] = [
-    "counter",
-    "--amount",
-    "32768",
-    "--threads",
-    "3",
-    "--rounds",
-    "1",
-    "--seconds",
-    "0.2",
-];
-
 #[test]
 fn counter_measures_all_designs_in_all_combinations() {
-    let rows = rows(&COUNTER);
+    let rows = rows(COUNTER);
     let designs = [
         "spinlock-batch",
         "slowcount",
@@ -77,21 +65,10 @@ fn counter_measures_all_designs_in_all_combinations() {
 
 #[test]
 fn exact_counters_have_exact_sums() {
-    let only = [
-        "--subject",
-        "atomic,pinfold,pinfold-batch",
-        "--summing",
-        "yes",
-    ];
+    let line = format!("{COUNTER} --subject atomic,pinfold,pinfold-batch --summing yes --mmap no");
     for backend in ["off", "cpu", "cid"] {
-        let arguments = [&COUNTER[..], &only, &["--mmap", "no", "--json"]].concat();
-        let output = bench(&arguments)
-            .env("PINFOLD_RSEQ", backend)
-            .output()
-            .unwrap();
-        let figures: Value = serde_json::from_slice(&output.stdout).unwrap();
-        let rows = figures["rows"].as_array().unwrap();
-        assert_eq!(subjects(rows), ["atomic", "pinfold-batch", "pinfold"]);
+        let (_, rows) = rows_of(bench(&line).env("PINFOLD_RSEQ", backend));
+        assert_eq!(subjects(&rows), ["atomic", "pinfold-batch", "pinfold"]);
         for row in rows {
             assert_eq!(row["sum_error_max"], 0, "{backend}: {row}");
         }
@@ -100,8 +77,8 @@ fn exact_counters_have_exact_sums() {
 
 #[test]
 fn amounts_and_a_batch_can_be_chosen() {
-    let chosen = ["--amount", "5,9", "--batch", "100", "--summing", "no"];
-    let rows = rows(&[&COUNTER[..1], &COUNTER[3..], &chosen, &["--mmap", "no"]].concat());
+    let line = "counter --threads 3 --rounds 1 --seconds 0.2 --mmap no --summing no";
+    let rows = rows(&format!("{line} --amount 5,9 --batch 100"));
     let amounts: Vec<_> = rows.iter().map(|row| row["amount"].as_u64()).collect();
     assert_eq!(amounts, [[Some(5); 7], [Some(9); 7]].concat());
     assert!(
@@ -112,28 +89,11 @@ fn amounts_and_a_batch_can_be_chosen() {
 
 #[test]
 fn small_amounts_show_the_error_of_slowcount_and_none_of_pinfold() {
-    let small = [
-        "counter",
-        "--amount",
-        "8",
-        "--batch",
-        "16",
-        "--threads",
-        "4",
-        "--mmap",
-        "no",
-    ];
-    let subjects = ["--summing", "yes", "--subject", "slowcount,pinfold-batch"];
+    let line = "counter --amount 8 --batch 16 --threads 4 --mmap no --summing yes \
+                --subject slowcount,pinfold-batch --rounds 1 --seconds 0.5";
     // A sum is wrong if it meets an add between two of its steps. So some sums must be made.
     let tried = (0..20).find(|_| {
-        let rows = rows(
-            &[
-                &small[..],
-                &subjects,
-                &["--rounds", "1", "--seconds", "0.5"],
-            ]
-            .concat(),
-        );
+        let rows = rows(line);
         assert_eq!(rows[1]["sum_error_max"], 0, "{}", rows[1]);
         rows[0]["sum_error_max"].as_u64() > Some(0)
     });
@@ -142,22 +102,10 @@ fn small_amounts_show_the_error_of_slowcount_and_none_of_pinfold() {
 
 #[test]
 fn exact_counters_have_exact_sums_while_cpus_hand_over() {
-    let rows = rows(&[
-        "counter",
-        "--hand-over",
-        "--amount",
-        "4",
-        "--threads",
-        "2",
-        "--rounds",
-        "1",
-        "--seconds",
-        "1",
-        "--summing",
-        "yes",
-        "--subject",
-        "atomic,pinfold-batch,pinfold",
-    ]);
+    let rows = rows(
+        "counter --hand-over --amount 4 --threads 2 --rounds 1 --seconds 1 --summing yes \
+         --subject atomic,pinfold-batch,pinfold",
+    );
     assert_eq!(subjects(&rows), ["atomic", "pinfold-batch", "pinfold"]);
     for row in &rows {
         assert_eq!(row["hand_over"], true, "{row}");
@@ -169,11 +117,11 @@ fn exact_counters_have_exact_sums_while_cpus_hand_over() {
 #[test]
 fn a_hand_over_needs_pairs_and_maps_nothing() {
     refused(
-        &["counter", "--hand-over", "--threads", "3"],
+        "counter --hand-over --threads 3",
         &["pairs", "even number instead of 3"],
     );
     refused(
-        &["counter", "--hand-over", "--mmap", "yes"],
+        "counter --hand-over --mmap yes",
         &["maps no memory", "leave out --mmap yes"],
     );
 }
@@ -188,8 +136,8 @@ fn processes_can_share_a_counter() {
         "atomic",
         "pinfold-shared",
     ];
-    for (arguments, processes) in [(&["--processes"][..], 3), (&["--processes", "5"], 5)] {
-        let rows = rows(&[&COUNTER[..], arguments].concat());
+    for (option, processes) in [("--processes", 3), ("--processes 5", 5)] {
+        let rows = rows(&format!("{COUNTER} {option}"));
         assert_eq!(rows.len(), 4 * designs.len());
         assert_eq!(subjects(&rows[..designs.len()]), designs);
         for row in rows {
@@ -202,12 +150,9 @@ fn processes_can_share_a_counter() {
             }
         }
     }
+    refused("counter --processes 0", &["--processes", "1 or more"]);
     refused(
-        &["counter", "--processes", "0"],
-        &["--processes", "1 or more"],
-    );
-    refused(
-        &["counter", "--processes", "--subject", "pinfold"],
+        "counter --processes --subject pinfold",
         &["pinfold", "leave out --processes"],
     );
 }

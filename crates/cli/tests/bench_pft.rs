@@ -1,10 +1,10 @@
 //! `pinfold bench pft` in small runs: the output, and what is refused. The tests do not judge
 //! speed.
 
-use assert_cmd::Command;
-use serde_json::Value;
+mod runs;
+
+use runs::*;
 use std::fs;
-use std::path::Path;
 
 const SUBJECTS: [&str; 4] = ["kernel", "counted", "shared-counted", "pinfold"];
 const KINDS: [(&str, &str); 4] = [
@@ -13,37 +13,12 @@ const KINDS: [(&str, &str); 4] = [
     ("shmem", "system"),
     ("shmem", "range"),
 ];
-const SMALL: [&str; 6] = ["--threads", "3", "--rounds", "2", "--memory", "1M"];
-
-fn pft(arguments: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("pinfold").unwrap();
-    command.args(["bench", "pft"]).args(arguments);
-    command
-}
-
-/// Returns the standard output of a run that must succeed.
-fn output(command: &mut Command) -> String {
-    let output = command.output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{errors}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// Returns the rows of a run with `--json`.
-fn rows(command: &mut Command) -> Vec<Value> {
-    let mut figures: Value = serde_json::from_str(&output(command.arg("--json"))).unwrap();
-    assert_eq!(figures["bench"], "pft");
-    assert!(figures["machine"]["backend"].is_string(), "{figures}");
-    match figures["rows"].take() {
-        Value::Array(rows) => rows,
-        other => panic!("rows: {other}"),
-    }
-}
+const SMALL: &str = "pft --threads 3 --rounds 2 --memory 1M";
 
 /// Returns whether the kernel can set policies for ranges here. If it cannot, the subject `kernel`
 /// is left out of those tables.
 fn has_mbind() -> bool {
-    !output(&mut pft(&SMALL)).contains("kernel is left out")
+    !output(SMALL).contains("kernel is left out")
 }
 
 /// Returns whether a subject takes part in the tables of a policy.
@@ -65,7 +40,7 @@ fn same_code_as(subject: &str, memory: &str, policy: &str) -> Option<&'static st
 #[test]
 fn all_combinations_are_measured() {
     let has_mbind = has_mbind();
-    let mut rows = rows(&mut pft(&SMALL)).into_iter();
+    let mut rows = rows(SMALL).into_iter();
     for (memory, policy) in KINDS {
         for threads in 1..=3 {
             for subject in SUBJECTS {
@@ -91,7 +66,7 @@ fn all_combinations_are_measured() {
 
 #[test]
 fn tables_have_the_form_of_2008() {
-    let text = output(&mut pft(&SMALL));
+    let text = output(SMALL);
     let titles = [
         "anon+sys-default",
         "anon+vma-policy",
@@ -140,22 +115,21 @@ fn tables_have_the_form_of_2008() {
 
 #[test]
 fn it_runs_on_every_backend_and_on_several_nodes() {
-    let few = ["--threads", "2", "--rounds", "1", "--memory", "512K"];
+    let few = "pft --threads 2 --rounds 1 --memory 512K";
     for backend in ["off", "cpu", "cid"] {
-        let text = output(pft(&few).env("PINFOLD_RSEQ", backend));
+        let text = output_of(bench(few).env("PINFOLD_RSEQ", backend));
         assert_eq!(text.contains("runs on atomics"), backend == "off", "{text}");
     }
-    let rows = rows(pft(&few).env("PINFOLD_FAKE_NODES", "2"));
+    let (_, rows) = rows_of(bench(few).env("PINFOLD_FAKE_NODES", "2"));
     assert!(rows.len() >= 4 * 2 * 2);
 }
 
 #[test]
 fn one_page_per_thread_is_enough() {
     let page = page_size();
-    let (least, less) = ((2 * page).to_string(), (2 * page - 1).to_string());
-    let with = |memory| ["--threads", "2", "--rounds", "1", "--memory", memory];
-    assert!(!rows(&mut pft(&with(&least))).is_empty());
-    refused(&with(&less), &["--memory", "2 threads", "or more"]);
+    let with = |memory| format!("pft --threads 2 --rounds 1 --memory {memory}");
+    assert!(!rows(&with(2 * page)).is_empty());
+    refused(&with(2 * page - 1), &["--memory", "2 threads", "or more"]);
 }
 
 /// Returns the size of the pages that programs are loaded into.
@@ -172,7 +146,7 @@ fn page_size() -> usize {
 fn the_plot_has_a_panel_for_each_table() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("pft.svg");
-    output(pft(&SMALL).arg("--plot").arg(&file));
+    output(&format!("{SMALL} --plot {}", file.display()));
     let picture = fs::read_to_string(&file).unwrap();
     assert!(picture.ends_with("</svg>\n"));
     let has = |text: &str| picture.lines().any(|line| line == text);
@@ -183,20 +157,6 @@ fn the_plot_has_a_panel_for_each_table() {
         .lines()
         .filter(|line| *line == "faults per wall-clock second");
     assert_eq!(panels.count(), 4);
-}
-
-/// Checks that a run gives status 2, no standard output, and an error that contains all `words`.
-fn refused(arguments: &[&str], words: &[&str]) {
-    let output = pft(arguments).output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
-    assert!(output.stdout.is_empty(), "{arguments:?}");
-    for word in words {
-        assert!(
-            error.contains(word),
-            "{arguments:?}: no {word:?} in {error}"
-        );
-    }
 }
 
 #[test]
@@ -215,22 +175,10 @@ fn wrong_arguments_are_refused_with_advice() {
         ("--memory", "9000T", "available; give"),
         ("--memory", "15000000T", "available; give"),
     ] {
-        refused(&[option, value], &[option, word]);
+        refused(&format!("pft {option} {value}"), &[option, word]);
     }
     refused(
-        &["--memory", "1000", "--threads", "1"],
+        "pft --memory 1000 --threads 1",
         &["less than a page", "or more"],
     );
-}
-
-#[test]
-fn an_unwritable_plot_is_refused_before_measuring() {
-    let folder = tempfile::tempdir().unwrap();
-    let missing = folder.path().join("none/figures.svg");
-    for file in [missing.as_path(), folder.path(), Path::new("/proc/x.svg")] {
-        let name = file.to_str().unwrap();
-        // So many rounds that measuring first would be noticed.
-        let arguments = ["--rounds", "4000000000", "--plot", name];
-        refused(&arguments, &[name, "give a file in a folder"]);
-    }
 }

@@ -3,9 +3,13 @@
 use assert_cmd::Command;
 use serde_json::Value;
 
-fn jitter(arguments: &[&str]) -> std::process::Output {
+fn jitter(line: &str) -> std::process::Output {
     let mut command = Command::cargo_bin("pinfold").unwrap();
-    command.arg("jitter").args(arguments).output().unwrap()
+    command
+        .arg("jitter")
+        .args(line.split(' '))
+        .output()
+        .unwrap()
 }
 
 fn cpus() -> usize {
@@ -14,7 +18,7 @@ fn cpus() -> usize {
 
 #[test]
 fn a_local_worker_causes_context_switches_and_pinfold_folds() {
-    let output = jitter(&["--seconds", "1", "--interval", "20", "--json"]);
+    let output = jitter("--seconds 1 --interval 20 --json");
     let error = String::from_utf8_lossy(&output.stderr);
     if cpus() < 2 {
         assert_eq!(output.status.code(), Some(2));
@@ -61,11 +65,11 @@ fn a_local_worker_causes_context_switches_and_pinfold_folds() {
 #[test]
 fn wrong_arguments_are_refused_before_measuring() {
     for (arguments, said) in [
-        (&["--cpu", "9000"][..], "--cpu"),
-        (&["--seconds", "0"], "above 0"),
-        (&["--seconds", "-1"], "above 0"),
-        (&["--interval", "0"], "--interval"),
-        (&["--plot", "/nonexistent/jitter.svg"], "/nonexistent"),
+        ("--cpu 9000", "--cpu"),
+        ("--seconds 0", "above 0"),
+        ("--seconds -1", "above 0"),
+        ("--interval 0", "--interval"),
+        ("--plot /nonexistent/jitter.svg", "/nonexistent"),
     ] {
         let begin = std::time::Instant::now();
         let output = jitter(arguments);
@@ -86,7 +90,7 @@ fn a_plot_is_drawn() {
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("jitter.svg");
-    let output = jitter(&["--seconds", "0.2", "--plot", file.to_str().unwrap()]);
+    let output = jitter(&format!("--seconds 0.2 --plot {}", file.display()));
     assert_eq!(output.status.code(), Some(0));
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(

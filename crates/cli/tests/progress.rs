@@ -5,9 +5,7 @@ use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Child, Command, Output, Stdio};
 
-const SLAB: [&str; 8] = [
-    "bench", "slab", "--rounds", "3", "--calls", "100", "--size", "64",
-];
+const SLAB: &str = "bench slab --rounds 3 --calls 100 --size 64";
 
 /// Opens a terminal of 24 lines and 100 columns. Returns the end of the user and the end of the
 /// program.
@@ -30,9 +28,9 @@ fn terminal() -> (File, OwnedFd) {
 
 /// Runs the command with standard error on a terminal. Returns what the terminal and standard
 /// output got.
-fn on_a_terminal(arguments: &[&str], term: &str, more: &[(&str, &str)]) -> (String, String) {
+fn on_a_terminal(line: &str, term: &str, more: &[(&str, &str)]) -> (String, String) {
     let (user, program) = terminal();
-    let mut command = command(arguments, term, more);
+    let mut command = command(line, term, more);
     let child = command.stdout(Stdio::piped()).stderr(program).spawn();
     let (shown, output) = finish(child.unwrap(), user, command);
     assert!(output.status.success(), "{shown}");
@@ -41,23 +39,19 @@ fn on_a_terminal(arguments: &[&str], term: &str, more: &[(&str, &str)]) -> (Stri
 
 /// Runs the command with standard output and standard error on a terminal. Returns what the
 /// terminal got, and the exit status.
-fn all_on_a_terminal(
-    arguments: &[&str],
-    term: &str,
-    more: &[(&str, &str)],
-) -> (String, Option<i32>) {
+fn all_on_a_terminal(line: &str, term: &str, more: &[(&str, &str)]) -> (String, Option<i32>) {
     let (user, program) = terminal();
-    let mut command = command(arguments, term, more);
+    let mut command = command(line, term, more);
     let child = command.stdout(program.try_clone().unwrap()).stderr(program);
     let child = child.spawn().unwrap();
     let (shown, output) = finish(child, user, command);
     (shown, output.status.code())
 }
 
-fn command(arguments: &[&str], term: &str, more: &[(&str, &str)]) -> Command {
+fn command(line: &str, term: &str, more: &[(&str, &str)]) -> Command {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin("pinfold"));
     command
-        .args(arguments)
+        .args(line.split(' '))
         .env("TERM", term)
         .stdin(Stdio::null());
     // The help is styled on a dumb terminal too where `CI` is set.
@@ -95,7 +89,7 @@ fn has_colours(text: &str) -> bool {
 #[test]
 fn a_terminal_shows_how_far_a_measurement_is() {
     for more in [&[][..], &[("NO_COLOR", "1")]] {
-        let (shown, out) = on_a_terminal(&SLAB, "xterm-256color", more);
+        let (shown, out) = on_a_terminal(SLAB, "xterm-256color", more);
         assert!(shown.contains("slab  ["), "{shown:?}");
         assert!(shown.contains(" %, "), "{shown:?}");
         assert!(!has_colours(&shown), "{shown:?}");
@@ -112,64 +106,42 @@ fn a_terminal_shows_how_far_a_measurement_is() {
 
 #[test]
 fn every_measurement_shows_how_far_it_is() {
-    let short: [(&str, &[&str]); 4] = [
-        (
-            "vmstat",
-            &["bench", "vmstat", "--rounds", "1", "--calls", "100"],
-        ),
+    for (name, line) in [
+        ("vmstat", "bench vmstat --rounds 1 --calls 100"),
         (
             "counter",
-            &[
-                "bench",
-                "counter",
-                "--threads",
-                "2",
-                "--rounds",
-                "1",
-                "--seconds",
-                "0.02",
-            ],
+            "bench counter --threads 2 --rounds 1 --seconds 0.02",
         ),
-        (
-            "pft",
-            &[
-                "bench",
-                "pft",
-                "--threads",
-                "1",
-                "--rounds",
-                "1",
-                "--memory",
-                "256K",
-            ],
-        ),
-        ("jitter", &["jitter", "--seconds", "0.1"]),
-    ];
-    for (name, arguments) in short {
+        ("pft", "bench pft --threads 1 --rounds 1 --memory 256K"),
+        ("jitter", "jitter --seconds 0.1"),
+    ] {
         if name == "jitter" && std::thread::available_parallelism().unwrap().get() < 2 {
             continue;
         }
-        let (shown, _) = on_a_terminal(arguments, "xterm", &[]);
+        let (shown, _) = on_a_terminal(line, "xterm", &[]);
         assert!(shown.contains(&format!("{name}  [")), "{name}: {shown:?}");
     }
 }
 
 #[test]
 fn nothing_is_shown_to_programs() {
-    let (shown, _) = on_a_terminal(&SLAB, "dumb", &[]);
+    let (shown, _) = on_a_terminal(SLAB, "dumb", &[]);
     assert_eq!(shown, "", "a terminal that cannot move its cursor");
-    let json = [&SLAB[..], &["--json"]].concat();
-    let (shown, out) = on_a_terminal(&json, "xterm", &[]);
+    let (shown, out) = on_a_terminal(&format!("{SLAB} --json"), "xterm", &[]);
     assert_eq!(shown, "", "with --json");
     serde_json::from_str::<serde_json::Value>(&out).unwrap();
     let mut piped = Command::new(assert_cmd::cargo::cargo_bin("pinfold"));
-    let piped = piped.args(SLAB).env("TERM", "xterm").output().unwrap();
+    let piped = piped
+        .args(SLAB.split(' '))
+        .env("TERM", "xterm")
+        .output()
+        .unwrap();
     assert_eq!(String::from_utf8_lossy(&piped.stderr), "", "with a pipe");
 }
 
 #[test]
 fn top_and_the_help_respect_what_the_terminal_can() {
-    let (shown, status) = all_on_a_terminal(&["top"], "dumb", &[]);
+    let (shown, status) = all_on_a_terminal("top", "dumb", &[]);
     assert_eq!(status, Some(2), "{shown:?}");
     assert!(
         shown.contains("TERM") && shown.contains("--once"),
@@ -181,7 +153,7 @@ fn top_and_the_help_respect_what_the_terminal_can() {
         ("dumb", &[], false),
         ("xterm", &[("NO_COLOR", "1")], false),
     ] {
-        let (shown, status) = all_on_a_terminal(&["--help"], term, more);
+        let (shown, status) = all_on_a_terminal("--help", term, more);
         assert_eq!(status, Some(0), "{shown:?}");
         assert_eq!(shown.contains('\x1b'), styled, "{term} {more:?}: {shown:?}");
     }

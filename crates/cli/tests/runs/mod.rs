@@ -4,25 +4,39 @@
 use assert_cmd::Command;
 use serde_json::Value;
 
-pub fn bench(arguments: &[&str]) -> Command {
+/// A short run of `pinfold bench counter`.
+pub const COUNTER: &str = "counter --amount 32768 --threads 3 --rounds 1 --seconds 0.2";
+
+/// Returns the command `pinfold bench` with the words of `line`.
+pub fn bench(line: &str) -> Command {
     let mut command = Command::cargo_bin("pinfold").unwrap();
-    command.arg("bench").args(arguments);
+    command.arg("bench").args(line.split(' '));
     command
 }
 
 /// Returns the standard output of a run that must succeed.
-pub fn output(arguments: &[&str]) -> String {
-    let output = bench(arguments).output().unwrap();
+pub fn output(line: &str) -> String {
+    output_of(&mut bench(line))
+}
+
+/// Returns the standard output of a command that must succeed.
+pub fn output_of(command: &mut Command) -> String {
+    let output = command.output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{arguments:?}: {errors}");
+    assert_eq!(output.status.code(), Some(0), "{command:?}: {errors}");
     String::from_utf8(output.stdout).unwrap()
 }
 
 /// Returns the rows of a run with `--json`, after checking what surrounds them.
-pub fn rows(arguments: &[&str]) -> Vec<Value> {
-    let text = output(&[arguments, &["--json"]].concat());
-    let mut figures: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(figures["bench"], arguments[0]);
+pub fn rows(line: &str) -> Vec<Value> {
+    let rows = rows_of(&mut bench(line));
+    assert_eq!(rows.0, line.split(' ').next().unwrap());
+    rows.1
+}
+
+/// Returns the name of the measurement, and the rows of a command.
+pub fn rows_of(command: &mut Command) -> (String, Vec<Value>) {
+    let mut figures: Value = serde_json::from_str(&output_of(command.arg("--json"))).unwrap();
     for text in ["cpu", "kernel", "libc", "backend"] {
         assert!(figures["machine"][text].is_string(), "{text}: {figures}");
     }
@@ -32,8 +46,9 @@ pub fn rows(arguments: &[&str]) -> Vec<Value> {
             "{number}: {figures}"
         );
     }
+    let name = figures["bench"].as_str().unwrap().to_owned();
     match figures["rows"].take() {
-        Value::Array(rows) => rows,
+        Value::Array(rows) => (name, rows),
         other => panic!("rows: {other}"),
     }
 }
@@ -59,15 +74,12 @@ pub fn subjects(rows: &[Value]) -> Vec<&str> {
 }
 
 /// Checks that a run gives status 2, no standard output, and an error that contains all `words`.
-pub fn refused(arguments: &[&str], words: &[&str]) {
-    let output = bench(arguments).output().unwrap();
+pub fn refused(line: &str, words: &[&str]) {
+    let output = bench(line).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
-    assert!(output.stdout.is_empty(), "{arguments:?}");
+    assert_eq!(output.status.code(), Some(2), "{line}: {error}");
+    assert!(output.stdout.is_empty(), "{line}");
     for word in words {
-        assert!(
-            error.contains(word),
-            "{arguments:?}: no {word:?} in {error}"
-        );
+        assert!(error.contains(word), "{line}: no {word:?} in {error}");
     }
 }
