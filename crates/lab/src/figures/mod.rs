@@ -10,4 +10,4 @@ pub use json::{Figures, json};
 pub use number::{date, rounds};
 pub use plot::{Bars, Panels, Plot, Series};
 pub use progress::Progress;
-pub use sheet::Sheet;
+pub use sheet::{Output, Sheet};

@@ -4,8 +4,21 @@ use super::{Progress, json};
 use crate::Machine;
 use crate::output::{check_writable, print, write};
 use anyhow::{Result, bail};
+use clap::Args;
 use serde::{Deserialize, Serialize};
-use std::path::Path;
+use std::path::PathBuf;
+
+/// How the command delivers the results of a measurement.
+#[derive(Args)]
+pub struct Output {
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    json: bool,
+
+    /// Draw the results into this SVG file
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+}
 
 /// The results of one measurement.
 #[derive(Serialize, Deserialize)]
@@ -39,8 +52,7 @@ impl Sheet {
         })
     }
 
-    /// Runs the measurement `bench`. Prints the tables, or the JSON object with `as_json`, and
-    /// writes the plot into a file if one is given.
+    /// Runs the measurement `bench`, and delivers its results as `output` says.
     ///
     /// # Errors
     ///
@@ -48,16 +60,19 @@ impl Sheet {
     /// an error before anything is measured.
     pub fn deliver(
         bench: &str,
-        as_json: bool,
-        plot: Option<&Path>,
+        output: &Output,
         measure: impl FnOnce(&Progress) -> Result<Sheet>,
     ) -> Result<()> {
-        if let Some(file) = plot {
+        if let Some(file) = &output.plot {
             check_writable("the plot", file)?;
         }
-        let sheet = measure(&Progress::new(bench, as_json))?;
-        print(if as_json { &sheet.json } else { &sheet.text })?;
-        match (plot, &sheet.picture) {
+        let sheet = measure(&Progress::new(bench, output.json))?;
+        print(if output.json {
+            &sheet.json
+        } else {
+            &sheet.text
+        })?;
+        match (&output.plot, &sheet.picture) {
             (None, _) => Ok(()),
             (Some(file), Ok(picture)) => write("the plot", file, picture.as_bytes()),
             (Some(file), Err(why)) => bail!("cannot draw {}: {why}", file.display()),

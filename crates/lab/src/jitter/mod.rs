@@ -7,14 +7,13 @@ mod run;
 use crate::Machine;
 use crate::bench::seconds;
 use crate::cpus;
-use crate::figures::{Plot, Progress, Series, Sheet};
+use crate::figures::{Output, Plot, Progress, Series, Sheet};
 use crate::output::Table;
 use anyhow::{Context, Result, ensure};
 use interrupts::Interrupts;
 use pinfold::topology::{CpuSet, Topology};
 use run::{Gaps, Loop, Setup};
 use serde::Serialize;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -33,7 +32,8 @@ use std::time::Duration;
 /// interrupts of the CPU without its local timer; of these, the interrupts from other CPUs
 /// (rescheduling, function calls, TLB shootdowns); interrupts of the local timer; the time between
 /// two passes of the loop, in cycles: the median, the 99.9th percentile, the longest; and how many
-/// more context switches a fold costs than no folding. docs/jitter.md explains more.
+/// more context switches a fold costs than no folding. docs/jitter.md explains more. The plot shows
+/// the distribution of the times between passes.
 #[derive(clap::Args)]
 pub struct Args {
     /// The loop's CPU; by default the last isolated one that this process may use, or else the last
@@ -49,13 +49,8 @@ pub struct Args {
     #[arg(long, default_value_t = 100, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=60_000))]
     interval: u64,
 
-    /// Print one JSON object instead of the table
-    #[arg(long)]
-    json: bool,
-
-    /// Draw the distribution of the times between passes into this SVG file
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 crate::names! {
@@ -110,9 +105,7 @@ struct Row {
 ///
 /// Fails if something cannot be measured, or the results cannot be written.
 pub fn main(args: Args) -> Result<ExitCode> {
-    Sheet::deliver("jitter", args.json, args.plot.as_deref(), |progress| {
-        sheet(&args, progress)
-    })?;
+    Sheet::deliver("jitter", &args.output, |progress| sheet(&args, progress))?;
     Ok(ExitCode::SUCCESS)
 }
 

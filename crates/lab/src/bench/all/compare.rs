@@ -1,7 +1,7 @@
 //! The documents' figures beside this machine's: a table or more for each, a plot, and a sentence.
 
 use super::rows::{Rows, figure};
-use super::seeds::{FAULTS, Faults, INCREMENTS, LOOPS, PASSES, SLAB, Slab};
+use super::seeds::{DOCUMENTS, Faults, PASSES, Slab};
 use crate::figures::{Bars, Panels, Plot, Series};
 use crate::output::Table;
 use anyhow::Result;
@@ -60,8 +60,8 @@ fn vmstat(rows: &Rows) -> Comparison {
     ]);
     for (subject, way) in WAYS {
         let [inc, dec, event] = ["inc", "dec", "event"].map(|op| figure(of(subject, op), 1));
-        let (name, then) = match way.map(|way| INCREMENTS[way]) {
-            Some((name, then)) => (name.to_owned(), then.map(|cycles| cycles.to_string())),
+        let (name, then) = match way.map(|way| &DOCUMENTS.increments[way]) {
+            Some((name, then)) => (name.clone(), then.map(|cycles| cycles.to_string())),
             None => ("-".to_owned(), ["-"; 3].map(str::to_owned)),
         };
         let [then_inc, then_dec, then_event] = then;
@@ -84,10 +84,12 @@ fn vmstat(rows: &Rows) -> Comparison {
         log_y: true,
         keys: shown
             .iter()
-            .map(|&(name, way)| format!("{} | {name}", INCREMENTS[way].0))
+            .map(|&(name, way)| format!("{} | {name}", DOCUMENTS.increments[way].0))
             .collect(),
         series: vec![
-            bars("2007", &|_, way| Some(f64::from(INCREMENTS[way].1[0]))),
+            bars("2007", &|_, way| {
+                Some(f64::from(DOCUMENTS.increments[way].1[0]))
+            }),
             bars("here", &|subject, _| of(subject, "inc")),
         ],
     };
@@ -131,7 +133,7 @@ fn slab(rows: &Rows) -> Comparison {
     ]);
     let then = |cycles: [u32; 3]| cycles.map(|one| one.to_string()).join(" / ");
     let here = |cycles: [Option<f64>; 3]| cycles.map(|one| figure(one, 1)).join(" / ");
-    for line in &SLAB {
+    for line in &DOCUMENTS.slab {
         table.row([
             line.size.to_string(),
             then(line.before),
@@ -142,7 +144,7 @@ fn slab(rows: &Rows) -> Comparison {
     }
     let line = |name: String, cycles: &dyn Fn(&Slab) -> Option<f64>| Series {
         name,
-        points: (SLAB.iter())
+        points: (DOCUMENTS.slab.iter())
             .filter_map(|line| Some((f64::from(line.size), cycles(line)?)))
             .collect(),
     };
@@ -261,7 +263,7 @@ fn counter(rows: &Rows) -> Comparison {
         rows.number(&keys, field)
     };
     let mut then = Table::new(["2011", "real s", "user s", "sys s", "real ns per pass"]);
-    for (name, [real, user, sys]) in LOOPS {
+    for (name, [real, user, sys]) in &DOCUMENTS.loops {
         let ns = format!("{:.0}", real * 1e9 / PASSES);
         let [real, user, sys] = [real, user, sys].map(|seconds| format!("{seconds:.1}"));
         then.row([name.to_owned(), real, user, sys, ns]);
@@ -319,8 +321,8 @@ const FAULTING: [&str; 4] = ["kernel", "counted", "shared-counted", "pinfold"];
 
 fn faults_here(rows: &Rows, of: &Faults, subject: &str, threads: usize, wall: bool) -> Option<f64> {
     let keys: [(&str, Value); 4] = [
-        ("memory", of.memory.into()),
-        ("policy", of.policy.into()),
+        ("memory", of.memory.as_str().into()),
+        ("policy", of.policy.as_str().into()),
         ("subject", subject.into()),
         ("threads", threads.into()),
     ];
@@ -333,22 +335,22 @@ fn faults_here(rows: &Rows, of: &Faults, subject: &str, threads: usize, wall: bo
 
 fn pft(rows: &Rows) -> Comparison {
     let most = rows.most("threads");
-    let tables = FAULTS.iter().map(|faults| {
+    let tables = DOCUMENTS.faults.iter().map(|faults| {
         let caption = format!(
             "{}: faults per CPU second / per wall-clock second",
             faults.title
         );
         (caption, faults_table(rows, faults, most))
     });
-    let panels = FAULTS.iter().map(|faults| Plot {
-        title: faults.title,
+    let panels = DOCUMENTS.faults.iter().map(|faults| Plot {
+        title: &faults.title,
         x: "threads",
         y: "faults per wall-clock second",
         log_x: false,
         log_y: true,
         series: faults_lines(rows, faults, most),
     });
-    let ranges = &FAULTS[1];
+    let ranges = &DOCUMENTS.faults[1];
     let gain = |subject, threads| {
         let of = |subject| faults_here(rows, ranges, subject, threads, false);
         let ratio = of(subject).zip(of("counted"));

@@ -11,7 +11,7 @@ use crate::output;
 use anyhow::{Result, ensure};
 use page::page;
 use part::Part;
-use seeds::SEEDS;
+use seeds::DOCUMENTS;
 use std::path::PathBuf;
 
 /// Run all benchmarks briefly, beside the figures of the documents that they come from
@@ -66,7 +66,7 @@ pub fn main(args: &Args) -> Result<()> {
         output::check_writable("the report", file)?;
     }
     let outcomes: Vec<_> = Part::ALL.into_iter().map(|part| part.run(args)).collect();
-    let sections: Vec<_> = SEEDS
+    let sections: Vec<_> = (DOCUMENTS.seeds)
         .iter()
         .zip(Part::ALL)
         .zip(&outcomes)

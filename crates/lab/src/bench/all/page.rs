@@ -36,7 +36,7 @@ impl Section<'_> {
             seed,
             command,
             outcome,
-            comparison: compare(seed.bench, &rows),
+            comparison: compare(&seed.bench, &rows),
         }
     }
 
@@ -72,11 +72,11 @@ impl Section<'_> {
         let mut html = format!(
             "<section id=\"{}\">\n<h2>{}</h2>\n<p class=\"question\">{}</p>\n\
              <p class=\"source\">From: {}. Its machine: {}.</p>\n",
-            escape(seed.bench),
-            escape(seed.title),
-            escape(seed.question),
-            escape(seed.source),
-            escape(seed.machine),
+            escape(&seed.bench),
+            escape(&seed.title),
+            escape(&seed.question),
+            escape(&seed.source),
+            escape(&seed.machine),
         );
         match self.outcome {
             Ok(_) => writeln!(
@@ -136,7 +136,7 @@ pub fn page(sections: &[Section], is_quick: bool) -> Result<String> {
     }
     html += "</tbody>\n</table>\n<nav>\n<ul>\n";
     for Section { seed, .. } in sections {
-        let (bench, title) = (escape(seed.bench), escape(seed.title));
+        let (bench, title) = (escape(&seed.bench), escape(&seed.title));
         writeln!(html, "<li><a href=\"#{bench}\">{title}</a></li>")?;
     }
     html += "</ul>\n</nav>\n";
@@ -245,7 +245,7 @@ mod tests {
 
     #[test]
     fn a_benchmark_that_failed_says_why_beside_the_documents_figures() {
-        for seed in &super::super::seeds::SEEDS {
+        for seed in &super::super::seeds::DOCUMENTS.seeds {
             let outcome = Err("no <permission>".to_owned());
             let section = Section::new(seed, "pinfold".to_owned(), &outcome);
             let html = section.html().unwrap();

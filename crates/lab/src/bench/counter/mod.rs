@@ -13,14 +13,13 @@ mod workers;
 
 use super::seconds;
 use crate::Machine;
-use crate::figures::{Progress, Sheet};
+use crate::figures::{Output, Progress, Sheet};
 use crate::machine::settle_index;
 use crate::stats::median;
 use anyhow::{Context, Result, ensure};
 use pinfold_rseq::Index;
 use run::{Contender, Outcome, Setup, contender};
 use serde::Serialize;
-use std::path::PathBuf;
 use std::time::Duration;
 use workers::Wave;
 
@@ -45,7 +44,8 @@ use workers::Wave;
 /// pinfold-batch (Pinfold's PerCpuCounter). All have the same batch. Beside them stands
 /// pinfold: a PerCpuCounter that chooses its batch itself, and whose cheap reads may be off by 64
 /// mappings per CPU. With `--processes` these two are left out, and pinfold-shared takes their
-/// place: Pinfold's counters in shared memory, which have no batch. Atomic has none either.
+/// place: Pinfold's counters in shared memory, which have no batch. Atomic has none either. The plot
+/// has bars, or lines if several numbers of workers are given.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of workers; several numbers, separated by commas, are measured one after the other
@@ -91,13 +91,8 @@ pub struct Args {
     #[arg(long, value_enum, value_delimiter = ',', value_name = "SUBJECT")]
     subject: Vec<SubjectName>,
 
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    json: bool,
-
-    /// Draw the results into this SVG file: bars, or lines if several numbers of workers are given
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 crate::names! {
@@ -185,9 +180,7 @@ fn batch(text: &str) -> Result<u32, String> {
 }
 
 pub fn main(args: &Args) -> Result<()> {
-    Sheet::deliver("counter", args.json, args.plot.as_deref(), |progress| {
-        sheet(args, progress)
-    })
+    Sheet::deliver("counter", &args.output, |progress| sheet(args, progress))
 }
 
 /// Measures what the arguments ask for. Prints and writes nothing but the progress.
@@ -250,35 +243,32 @@ fn measure(args: &Args, subjects: &[SubjectName], progress: &Progress) -> Result
         .map(|&name| Ok((name, contender(name, batch)?)));
     let contenders = made.collect::<Result<Vec<_>>>()?;
     let mut cells = Vec::new();
-    let pairs = |first: &[u32], second: &[u32]| -> Vec<(u32, u32)> {
-        let each = first.iter();
-        each.flat_map(|&a| second.iter().map(move |&b| (a, b)))
-            .collect()
-    };
     let workers = match args.processes.flatten() {
         Some(processes) => &[processes][..],
         None => &args.threads,
     };
-    for (threads, amount) in pairs(workers, &args.amount) {
-        let mmap = match args.hand_over {
-            true => Choice::No,
-            false => args.mmap,
-        };
-        for &mmap in mmap.values() {
-            for &summing in args.summing.values() {
-                let setup = Setup {
-                    threads: threads as usize,
-                    processes: args.processes.is_some(),
-                    mmap,
-                    hand_over: args.hand_over,
-                    summing,
-                    time: Duration::from_secs_f64(args.seconds),
-                    wave: match args.hand_over {
-                        true => Wave::hand_over(i64::from(amount)),
-                        false => Wave::new(i64::from(amount), batch),
-                    },
-                };
-                cells.push(setup);
+    let mmap = if args.hand_over {
+        Choice::No
+    } else {
+        args.mmap
+    };
+    for &threads in workers {
+        for &amount in &args.amount {
+            for &mmap in mmap.values() {
+                for &summing in args.summing.values() {
+                    cells.push(Setup {
+                        threads: threads as usize,
+                        processes: args.processes.is_some(),
+                        mmap,
+                        hand_over: args.hand_over,
+                        summing,
+                        time: Duration::from_secs_f64(args.seconds),
+                        wave: match args.hand_over {
+                            true => Wave::hand_over(i64::from(amount)),
+                            false => Wave::new(i64::from(amount), batch),
+                        },
+                    });
+                }
             }
         }
     }
@@ -291,7 +281,7 @@ fn measure(args: &Args, subjects: &[SubjectName], progress: &Progress) -> Result
 }
 
 fn measure_cell(
-    contenders: &[(SubjectName, Box<dyn Contender>)],
+    contenders: &[(SubjectName, Contender)],
     setup: Setup,
     batch: u32,
     rounds: u32,
@@ -300,7 +290,7 @@ fn measure_cell(
     let mut outcomes: Vec<_> = contenders.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
         for ((name, contender), outcomes) in contenders.iter().zip(&mut outcomes) {
-            let outcome = contender.run(setup).with_context(|| name.name())?;
+            let outcome = contender(setup).with_context(|| name.name())?;
             outcomes.push(outcome);
             progress.step();
         }

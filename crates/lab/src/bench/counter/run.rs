@@ -1,16 +1,16 @@
 //! One run of one design: start the workers, let them count, sum meanwhile, check the result.
 
 use super::SubjectName;
-use super::designs::{
-    self, AddStart, AddStartPerCpu, Atomic, Design, Shared, Slowcount, SpinlockBatch,
-};
+use super::designs::{self, AddStart, Atomic, Design, Shared, Slowcount, SpinlockBatch};
 use super::hand_over;
+use super::percpu::PerCpu;
 use super::shared::SharedSlice;
 use super::truth::Witness;
 use super::workers::{self, Control, Loop, Wave, Worker};
 use crate::{Padded, spin_until};
 use anyhow::{Result, bail, ensure};
 use std::io;
+use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
@@ -39,55 +39,32 @@ pub struct Outcome {
     pub sum_error_max: u64,
 }
 
-/// A design behind dynamic dispatch. Only a whole run is one dynamic call.
-pub trait Contender {
-    fn run(&self, setup: Setup) -> Result<Outcome>;
-}
+/// Runs a design. Only a whole run is one dynamic call.
+pub type Contender = Box<dyn Fn(Setup) -> Result<Outcome>>;
 
 /// Makes a subject's counter. The kernel's designs always lie in shared memory, so that threads and
 /// processes are measured under the same conditions.
-pub fn contender(name: SubjectName, batch: i64) -> Result<Box<dyn Contender>> {
+pub fn contender(name: SubjectName, batch: i64) -> Result<Contender> {
     Ok(match name {
         SubjectName::SpinlockBatch => shared::<SpinlockBatch>(batch)?,
         SubjectName::Slowcount => shared::<Slowcount>(batch)?,
-        SubjectName::AddStart => shared::<AddStart>(batch)?,
-        SubjectName::AddStartPercpu => shared::<AddStartPerCpu>(batch)?,
+        SubjectName::AddStart => shared::<AddStart<AtomicI32>>(batch)?,
+        SubjectName::AddStartPercpu => shared::<AddStart<PerCpu>>(batch)?,
         SubjectName::Atomic => shared::<Atomic>(batch)?,
-        SubjectName::PinfoldShared => Box::new(Across(designs::in_shared()?)),
-        SubjectName::Pinfold => Box::new(Own(designs::with_max_drift()?)),
-        SubjectName::PinfoldBatch => Box::new(Own(designs::with_batch(batch)?)),
+        SubjectName::PinfoldShared => own(designs::in_shared()?),
+        SubjectName::Pinfold => own(designs::with_max_drift()?),
+        SubjectName::PinfoldBatch => own(designs::with_batch(batch)?),
     })
 }
 
-fn shared<D: Shared + 'static>(batch: i64) -> Result<Box<dyn Contender>> {
+fn shared<D: Shared + 'static>(batch: i64) -> Result<Contender> {
     let mut counter = SharedSlice::<D>::new(1)?;
     counter[0].set_batch(batch);
-    Ok(Box::new(counter))
+    Ok(Box::new(move |setup| run(&counter[0], setup)))
 }
 
-impl<D: Shared> Contender for SharedSlice<D> {
-    fn run(&self, setup: Setup) -> Result<Outcome> {
-        run(&self[0], setup)
-    }
-}
-
-/// A counter in this process's private memory.
-struct Own<D>(D);
-
-impl<D: Design> Contender for Own<D> {
-    fn run(&self, setup: Setup) -> Result<Outcome> {
-        ensure!(!setup.processes, "this counter counts in one process only");
-        run(&self.0, setup)
-    }
-}
-
-/// A counter in memory that forked processes share, which is not a [`SharedSlice`].
-struct Across<D>(D);
-
-impl<D: Design> Contender for Across<D> {
-    fn run(&self, setup: Setup) -> Result<Outcome> {
-        run(&self.0, setup)
-    }
+fn own<D: Design + 'static>(counter: D) -> Contender {
+    Box::new(move |setup| run(&counter, setup))
 }
 
 fn run<D: Design>(design: &D, setup: Setup) -> Result<Outcome> {

@@ -10,12 +10,11 @@ mod subjects;
 
 use crate::Machine;
 use crate::cpus;
-use crate::figures::{Progress, Sheet};
+use crate::figures::{Output, Progress, Sheet};
 use crate::machine::settle_index;
 use amount::Amount;
 use anyhow::{Result, bail, ensure};
 use serde::Serialize;
-use std::path::PathBuf;
 use subjects::{Contenders, SubjectName};
 
 /// Measure page faults per second for 1 to N threads, with and without reference counts on memory
@@ -42,7 +41,8 @@ use subjects::{Contenders, SubjectName};
 /// page off a list.
 ///
 /// The pages of all subjects but the kernel are brought into memory before the measured time and
-/// zeroed within it, as the kernel zeroes its pages. No subject uses huge pages.
+/// zeroed within it, as the kernel zeroes its pages. No subject uses huge pages. The plot shows the
+/// faults per wall-clock second against the number of threads, a panel for each table.
 #[derive(clap::Args)]
 pub struct Args {
     /// The largest N; by default the number of CPUs that this process may use
@@ -65,14 +65,8 @@ pub struct Args {
     #[arg(long, value_name = "yes|no", default_value = "yes", value_parser = yes_or_no, action = clap::ArgAction::Set)]
     zero: bool,
 
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    json: bool,
-
-    /// Draw the faults per wall-clock second against the number of threads into this SVG file, a
-    /// panel for each table
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// The kind of memory that the region is made of.
@@ -161,9 +155,7 @@ struct Plan {
 }
 
 pub fn main(args: &Args) -> Result<()> {
-    Sheet::deliver("pft", args.json, args.plot.as_deref(), |progress| {
-        sheet(args, progress)
-    })
+    Sheet::deliver("pft", &args.output, |progress| sheet(args, progress))
 }
 
 /// Measures what the arguments ask for. Prints and writes nothing but the progress.

@@ -9,14 +9,13 @@ mod rows;
 mod subjects;
 
 use crate::Machine;
-use crate::figures::{Progress, Sheet};
+use crate::figures::{Output, Progress, Sheet};
 use crate::{Scenario, cpus};
 use anyhow::{Result, ensure};
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use std::path::PathBuf;
 use subjects::SubjectName;
 
 pub use plot::draw;
@@ -37,7 +36,8 @@ const SIZE_MOST_OF_MANY: usize = 4096;
 /// locked (an array per CPU behind a lock of the CPU, without contention: one locked exchange,
 /// which stands for disabled preemption), masked-signals (such an array, with pthread_sigmask
 /// around it too; to a thread, masked signals are what disabled interrupts are to a CPU). Threads
-/// are pinned, one to each CPU that this process may use.
+/// are pinned, one to each CPU that this process may use. The plot shows cycles against sizes: those
+/// of the first two scenarios, or of the others if only those are measured.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Number of times each loop is measured, subjects interleaved; figures are medians
@@ -61,14 +61,8 @@ pub(super) struct Args {
     #[arg(long, allow_negative_numbers = true, value_delimiter = ',', value_parser = size, value_name = "BYTES")]
     size: Vec<usize>,
 
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    json: bool,
-
-    /// Draw cycles against sizes into this SVG file: those of the first two scenarios, or of the
-    /// others if only those are measured
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 /// What is measured. The command line and the rows call it a scenario.
@@ -159,9 +153,7 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 pub(super) fn main(args: &Args) -> Result<()> {
-    Sheet::deliver("slab", args.json, args.plot.as_deref(), |progress| {
-        sheet(args, progress)
-    })
+    Sheet::deliver("slab", &args.output, |progress| sheet(args, progress))
 }
 
 /// Measures what the arguments ask for. Prints and writes nothing but the progress.

@@ -11,13 +11,12 @@ mod zone;
 
 use crate::Machine;
 use crate::cpus;
-use crate::figures::{Bars, Progress, Series, Sheet, rounds};
+use crate::figures::{Bars, Output, Progress, Series, Sheet, rounds};
 use crate::machine::settle_index;
 use crate::output::Table;
 use crate::stats::median;
 use anyhow::{Result, bail};
 use serde::Serialize;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 use storm::Storm;
 use subject::{Measurable, Named, Op};
@@ -69,13 +68,8 @@ pub struct Args {
     #[arg(long, default_value_t = 10_000, allow_negative_numbers = true, value_parser = super::at_least_one)]
     calls: u32,
 
-    /// Print one JSON object instead of a table
-    #[arg(long)]
-    json: bool,
-
-    /// Draw the medians into this SVG file
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
+    #[command(flatten)]
+    output: Output,
 }
 
 #[derive(Serialize)]
@@ -117,9 +111,7 @@ struct Measured {
 }
 
 pub fn main(args: &Args) -> Result<()> {
-    Sheet::deliver("vmstat", args.json, args.plot.as_deref(), |progress| {
-        sheet(args, progress)
-    })
+    Sheet::deliver("vmstat", &args.output, |progress| sheet(args, progress))
 }
 
 /// Measures what the arguments ask for. Prints and writes nothing but the progress.

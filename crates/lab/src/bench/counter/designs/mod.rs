@@ -2,14 +2,12 @@
 //! correct.
 
 mod add_start;
-mod add_start_percpu;
 mod atomic;
 mod pinfold;
 mod slowcount;
 mod spinlock_batch;
 
 pub use add_start::AddStart;
-pub use add_start_percpu::AddStartPerCpu;
 pub use atomic::Atomic;
 pub use pinfold::{in_shared, max_drift, with_batch, with_max_drift};
 pub use slowcount::Slowcount;

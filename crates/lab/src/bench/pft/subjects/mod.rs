@@ -1,13 +1,12 @@
 //! The subjects: the ways to allocate the region's pages.
 
-mod counted;
+mod in_arena;
 mod kernel;
-mod pinfold;
 mod table;
 
 use super::{Kind, Memory, Policy};
-use ::pinfold::pages::Pages;
 use anyhow::Result;
+use pinfold::pages::Pages;
 use std::ops::Range;
 use std::ptr::NonNull;
 
@@ -60,16 +59,11 @@ impl Contenders {
 
     /// Makes the subjects that this machine can run. `notes` gets a line for each one left out.
     pub fn new(kind: Kind, pages: usize, zero: bool, notes: &mut Vec<String>) -> Contenders {
-        let counted = |name| counted::Counted::new(name, kind, pages, zero);
-        let (before, after) = (SubjectName::Counted, SubjectName::SharedCounted);
-        let mut all: Vec<(_, Box<dyn Subject>)> = vec![
-            (before, Box::new(counted(before))),
-            (after, Box::new(counted(after))),
-            (
-                SubjectName::Pinfold,
-                Box::new(pinfold::Pinfold::new(kind, pages, zero)),
-            ),
-        ];
+        let mut all: Vec<(_, Box<dyn Subject>)> = Vec::new();
+        for name in SubjectName::ALL.into_iter().skip(1) {
+            let subject = in_arena::InArena::new(name, kind, pages, zero);
+            all.push((name, Box::new(subject)));
+        }
         match kernel::missing(kind) {
             None => {
                 let kernel = Box::new(kernel::Kernel::new(kind, pages));

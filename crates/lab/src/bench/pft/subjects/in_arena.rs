@@ -1,5 +1,6 @@
-//! `counted` and `shared-counted`: the same pages as `pinfold`, with policies as the kernel had
-//! them before and after its change of 2008.
+//! `pinfold`, `counted` and `shared-counted`: pages of an arena. `pinfold` leaves policies to the
+//! arena, without reference counts. The others have policies as the kernel had them before and
+//! after its change of 2008.
 //!
 //! A range's policy is an object with a reference count. A counted allocation finds the object,
 //! takes a reference, follows the policy, and drops the reference. All threads write the count,
@@ -27,9 +28,11 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-pub struct Counted {
+pub struct InArena {
     name: SubjectName,
     table: Table,
+    /// The ranges whose policies are the arena's.
+    ranges: Vec<Range<u64>>,
     policies: Policies,
     zero: bool,
 }
@@ -59,26 +62,31 @@ impl Shared {
     }
 }
 
-impl Counted {
-    /// `name` is `counted` or `shared-counted`.
-    pub fn new(name: SubjectName, kind: Kind, pages: usize, zero: bool) -> Counted {
+impl InArena {
+    /// `name` is not `kernel`.
+    pub fn new(name: SubjectName, kind: Kind, pages: usize, zero: bool) -> InArena {
+        let (table, ranges) = (Table::new(pages), ranges(kind, pages));
+        let mut subject = InArena {
+            name,
+            table,
+            ranges,
+            policies: Policies::None,
+            zero,
+        };
+        if name == SubjectName::Pinfold || subject.ranges.is_empty() {
+            return subject;
+        }
         let policy = Arc::new(Mempolicy::local());
-        let ranges = ranges(kind, pages).into_iter();
+        let ranges = subject.ranges.drain(..);
         let ranges: Vec<_> = ranges.map(|range| (range, Arc::clone(&policy))).collect();
-        let policies = match (ranges.is_empty(), kind.0) {
-            (true, _) => Policies::None,
-            (false, Memory::Anon) => Policies::OfMapping(policy),
-            (false, Memory::Shmem) => Policies::OfFile(Padded(Shared {
+        subject.policies = match kind.0 {
+            Memory::Anon => Policies::OfMapping(policy),
+            Memory::Shmem => Policies::OfFile(Padded(Shared {
                 lock: Spinlock::default(),
                 ranges,
             })),
         };
-        Counted {
-            name,
-            table: Table::new(pages),
-            policies,
-            zero,
-        }
+        subject
     }
 }
 
@@ -134,13 +142,10 @@ fn fill_shared(table: &Table, slice: Range<usize>, shared: &Shared, zero: bool) 
     })
 }
 
-impl Subject for Counted {
+impl Subject for InArena {
     fn prepare(&mut self) -> Result<()> {
-        let name = match self.name {
-            SubjectName::SharedCounted => "pft-shared-counted",
-            _ => "pft-counted",
-        };
-        self.table.open(name, &[])
+        let name = format!("pft-{}", self.name);
+        self.table.open(&name, &self.ranges)
     }
 
     fn touch(&self, slice: Range<usize>) -> Result<()> {
