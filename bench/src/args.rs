@@ -56,21 +56,13 @@ pub struct SlabArgs {
     )]
     pub sizes: Vec<u32>,
     /// Scenarios, separated by commas.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "single,pair,concurrent,concurrent_pair,remote,one_to_n"
-    )]
+    #[arg(long, value_delimiter = ',', default_values_t = Scenario::ALL)]
     pub scenario: Vec<Scenario>,
     /// Number of times each cell is measured; the result is the median.
     #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
     /// Subjects, separated by commas.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "pinfold-cache,pinfold-malloc,mimalloc,jemalloc,snmalloc,rpmalloc,glibc,tcmalloc,tcmalloc-percpu"
-    )]
+    #[arg(long, value_delimiter = ',', default_values_t = SubjectName::ALL)]
     pub subjects: Vec<SubjectName>,
     /// The parameters that parent and child processes share.
     #[command(flatten)]
@@ -115,31 +107,31 @@ pub struct SlabChildArgs {
 #[derive(Debug, ClapArgs)]
 pub struct MemoryArgs {
     /// Subjects, separated by commas.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "pinfold-malloc,mimalloc,jemalloc,snmalloc,rpmalloc,glibc,tcmalloc,tcmalloc-percpu"
-    )]
+    #[arg(long, value_delimiter = ',', default_values_t = SubjectName::ALL.into_iter().skip(1))]
     pub subjects: Vec<SubjectName>,
     /// Variants, separated by commas.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "one_by_one,at_once,fragmented"
-    )]
+    #[arg(long, value_delimiter = ',', default_values_t = Variant::ALL)]
     pub variant: Vec<Variant>,
-    /// Number of threads.
-    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
-    pub threads: u32,
-    /// Seconds until the resident memory is read for the second time.
-    #[arg(long, default_value_t = 3)]
-    pub settle: u32,
+    /// The parameters that parent and child processes share.
+    #[command(flatten)]
+    pub setup: MemorySetup,
     /// Seconds that a subject may take before it is left out.
     #[arg(long, default_value_t = 30)]
     pub limit: u32,
     /// How the results are delivered.
     #[command(flatten)]
     pub output: Output,
+}
+
+/// The parameters of `memory`, which must be the same in every process.
+#[derive(Clone, Copy, Debug, ClapArgs)]
+pub struct MemorySetup {
+    /// Number of threads.
+    #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
+    pub threads: u32,
+    /// Seconds until the resident memory is read for the second time.
+    #[arg(long, default_value_t = 3)]
+    pub settle: u32,
 }
 
 /// Arguments of the process that measures for `memory`.
@@ -151,23 +143,16 @@ pub struct MemoryChildArgs {
     /// How the threads take turns.
     #[arg(long)]
     pub variant: Variant,
-    /// Number of threads.
-    #[arg(long)]
-    pub threads: u32,
-    /// Seconds until the resident memory is read for the second time.
-    #[arg(long)]
-    pub settle: u32,
+    /// The parameters of the parent process.
+    #[command(flatten)]
+    pub setup: MemorySetup,
 }
 
 /// Arguments of `counter`.
 #[derive(Debug, ClapArgs)]
 pub struct CounterArgs {
     /// Subjects, separated by commas.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "pinfold-event,pinfold,vmstat,atomic,atomic-own,fast-telemetry,fast-counter,thread-local"
-    )]
+    #[arg(long, value_delimiter = ',', default_values_t = CounterName::ALL)]
     pub subjects: Vec<CounterName>,
     /// Numbers of threads that add, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,2,16", value_parser = clap::value_parser!(u32).range(1..=1024))]

@@ -69,9 +69,9 @@ impl Meeting {
 
 fn of<A: MallocApi>(args: &MemoryChildArgs) -> Result<Sizes> {
     if args.variant == Variant::Fragmented {
-        return fragmented::measure::<A>(Duration::from_secs(u64::from(args.settle)));
+        return fragmented::measure::<A>(Duration::from_secs(u64::from(args.setup.settle)));
     }
-    let count = args.threads as usize;
+    let count = args.setup.threads as usize;
     let meeting = Arc::new(Meeting {
         main: thread::current(),
         arrived: AtomicUsize::new(0),
@@ -98,7 +98,7 @@ fn of<A: MallocApi>(args: &MemoryChildArgs) -> Result<Sizes> {
     }
     meeting.wait_for(2 * count);
     let after = resident()?;
-    thread::sleep(Duration::from_secs(u64::from(args.settle)));
+    thread::sleep(Duration::from_secs(u64::from(args.setup.settle)));
     let settled = resident()?;
     Ok(Sizes {
         rss_bytes: after.saturating_sub(baseline),

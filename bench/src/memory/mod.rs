@@ -76,7 +76,7 @@ pub fn run(args: &MemoryArgs) -> Result<()> {
                 Ok(sizes) => rows.push(Row {
                     subject,
                     variant,
-                    threads: args.threads,
+                    threads: args.setup.threads,
                     sizes,
                 }),
                 Err(error) => eprintln!("note: {subject}, {}: {error:#}", variant.name()),
@@ -90,11 +90,11 @@ fn start(args: &MemoryArgs, subject: SubjectName, variant: Variant) -> Result<Si
     let mut process = command(subject)?
         .args(["memory-child", "--subject", subject.name()])
         .args(["--variant", variant.name()])
-        .args(["--threads", &args.threads.to_string()])
-        .args(["--settle", &args.settle.to_string()])
+        .args(["--threads", &args.setup.threads.to_string()])
+        .args(["--settle", &args.setup.settle.to_string()])
         .stdout(Stdio::piped())
         .spawn()?;
-    let limit = Duration::from_secs(u64::from(args.limit + args.settle));
+    let limit = Duration::from_secs(u64::from(args.limit + args.setup.settle));
     let status = wait(&mut process, limit)?;
     ensure!(status.success(), "its process failed: {status}");
     let result = process.stdout.take().context("the process has no pipe")?;
@@ -119,10 +119,10 @@ fn wait(process: &mut Child, limit: Duration) -> Result<ExitStatus> {
 fn text(args: &MemoryArgs, rows: &[Row]) -> String {
     let mut text = format!(
         "Resident memory beyond the baseline, which is the same process before any allocation. In KiB; {} threads.\n",
-        args.threads
+        args.setup.threads
     );
     for &variant in &args.variant {
-        let settled = format!("after {} s", args.settle);
+        let settled = format!("after {} s", args.setup.settle);
         let mut table = Table::new(["subject", "baseline", "after 0 s", &settled]);
         for row in rows.iter().filter(|row| row.variant == variant) {
             let kib = |bytes: u64| (bytes / 1024).to_string();
