@@ -44,8 +44,8 @@ use workers::Wave;
 /// pinfold-batch (Pinfold's PerCpuCounter). All have the same batch. Beside them stands
 /// pinfold: a PerCpuCounter that chooses its batch itself, and whose cheap reads may be off by 64
 /// mappings per CPU. With `--processes` these two are left out, and pinfold-shared takes their
-/// place: Pinfold's counters in shared memory, which have no batch. Atomic has none either. The plot
-/// has bars, or lines if several numbers of workers are given.
+/// place: Pinfold's counters in shared memory, which have no batch. Atomic has none either. The
+/// plot has bars, or lines if several numbers of workers are given.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of workers; several numbers, separated by commas, are measured one after the other

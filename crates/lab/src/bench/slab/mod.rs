@@ -36,8 +36,8 @@ const SIZE_MOST_OF_MANY: usize = 4096;
 /// locked (an array per CPU behind a lock of the CPU, without contention: one locked exchange,
 /// which stands for disabled preemption), masked-signals (such an array, with pthread_sigmask
 /// around it too; to a thread, masked signals are what disabled interrupts are to a CPU). Threads
-/// are pinned, one to each CPU that this process may use. The plot shows cycles against sizes: those
-/// of the first two scenarios, or of the others if only those are measured.
+/// are pinned, one to each CPU that this process may use. The plot shows cycles against sizes:
+/// those of the first two scenarios, or of the others if only those are measured.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Number of times each loop is measured, subjects interleaved; figures are medians
