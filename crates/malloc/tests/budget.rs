@@ -1,6 +1,10 @@
 //! How much free memory is kept, and what happens near limits. Each load runs in another process of
 //! this program, which has the limit from its start.
 
+#[path = "../../pinfold/tests/common/again.rs"]
+mod again;
+
+use again::passes;
 use pinfold::arena;
 use pinfold_malloc::c::{
     pinfold_free, pinfold_malloc, pinfold_malloc_trim, pinfold_memory_limit,
@@ -8,31 +12,11 @@ use pinfold_malloc::c::{
 };
 use std::ffi::c_void;
 use std::fs;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 const MIB: usize = 1 << 20;
-
-/// Runs the ignored test `load` as a program, after `prepare` has changed the command.
-fn run(load: &str, prepare: impl FnOnce(&mut Command)) -> Output {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", load, "--ignored", "--test-threads=1"]);
-    prepare(&mut command);
-    command.output().unwrap()
-}
-
-/// Runs a load, which must succeed.
-fn succeeds(load: &str, prepare: impl FnOnce(&mut Command)) {
-    let output = run(load, prepare);
-    let text = String::from_utf8_lossy(&output.stdout);
-    let error = String::from_utf8_lossy(&output.stderr);
-    let signal = output.status.signal();
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{load}: signal {signal:?}\n{text}{error}"
-    );
-}
 
 /// Blocks linked through their first words, so that holding them takes no other memory.
 struct Blocks {
@@ -111,7 +95,7 @@ fn freed_memory_serves_other_sizes() {
 #[test]
 fn freed_memory_serves_all_sizes_at_a_resource_limit() {
     for (resource, tenths) in [(libc::RLIMIT_DATA, "9"), (libc::RLIMIT_AS, "8")] {
-        succeeds("freed_memory_serves_other_sizes", |command| {
+        passes("freed_memory_serves_other_sizes", |command| {
             limit(command.env("TENTHS", tenths), resource, 300 * MIB);
         });
     }
@@ -134,7 +118,7 @@ fn failing_calls_are_cheap() {
 
 #[test]
 fn a_failed_allocation_costs_bounded_work_each_time() {
-    succeeds("failing_calls_are_cheap", |command| {
+    passes("failing_calls_are_cheap", |command| {
         limit(command, libc::RLIMIT_DATA, 300 * MIB);
     });
 }
@@ -190,7 +174,7 @@ fn phases_fit_a_cgroup_that_holds_one_phase() {
         eprintln!("skipped: this machine allows no memory cgroup");
         return;
     };
-    succeeds("phases_of_sizes", |command| {
+    passes("phases_of_sizes", |command| {
         cgroup.admit(command.env("LIVE", (64 * MIB).to_string()));
     });
 }
@@ -209,7 +193,7 @@ fn the_limit_of_a_cgroup_is_found() {
         eprintln!("skipped: this machine allows no memory cgroup");
         return;
     };
-    succeeds("finds_its_hard_limit", |command| {
+    passes("finds_its_hard_limit", |command| {
         cgroup.admit(command.env("EXPECTED", (128 * MIB).to_string()));
     });
 }
@@ -238,12 +222,12 @@ fn soft_limit_of_64_mib() {
 
 #[test]
 fn a_soft_limit_bounds_held_memory_and_fails_no_allocation() {
-    succeeds("soft_limit_of_64_mib", |command| {
+    passes("soft_limit_of_64_mib", |command| {
         command.env("PINFOLD_MEMORY_LIMIT", "64M");
     });
     // A percentage means a share of the hard limit.
     if let Some(cgroup) = Cgroup::new("soft", 192 * MIB) {
-        succeeds("soft_limit_of_64_mib", |command| {
+        passes("soft_limit_of_64_mib", |command| {
             cgroup.admit(command.env("PINFOLD_MEMORY_LIMIT", "50%"));
         });
     }
@@ -267,7 +251,7 @@ fn frees_200_mib_and_goes_on() {
 #[test]
 fn what_a_program_with_one_thread_frees_goes_back_while_it_goes_on() {
     for size in [64, 1000, 20_000, 60_000] {
-        succeeds("frees_200_mib_and_goes_on", |command| {
+        passes("frees_200_mib_and_goes_on", |command| {
             command.env("SIZE", size.to_string());
         });
     }
@@ -305,7 +289,7 @@ fn first_block_within_a_small_limit() {
 #[test]
 fn the_first_blocks_need_less_than_a_mib_of_data() {
     for kib in ["300", "600", "900", "1500", "3000", "6000"] {
-        succeeds("first_block_within_a_small_limit", |command| {
+        passes("first_block_within_a_small_limit", |command| {
             command.env("SPARE", kib);
         });
     }

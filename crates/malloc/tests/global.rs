@@ -1,45 +1,22 @@
 //! What Rust programs ask of the allocator besides allocating and freeing: growing and shrinking in
 //! place, and zeroed blocks.
 
+#[path = "../../pinfold/tests/common/again.rs"]
+mod again;
+
+use again::passes;
 use std::alloc::{GlobalAlloc, Layout};
-use std::process::Command;
+use std::os::unix::process::CommandExt;
 
 #[global_allocator]
 static ALLOCATOR: pinfold_malloc::Pinfold = pinfold_malloc::Pinfold;
 
-/// Runs the test `name` of this file in another process, with a variable set and under a limit on
-/// its addresses.
-fn alone(name: &str, variable: (&str, &str), limit: Option<u64>) {
-    use std::os::unix::process::CommandExt;
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--ignored", "--test-threads=1"]);
-    command.env(variable.0, variable.1);
-    if let Some(limit) = limit {
-        // SAFETY: `setrlimit` is a bare system call, which may be made between fork and exec.
-        unsafe {
-            command.pre_exec(move || {
-                let limit = libc::rlimit {
-                    rlim_cur: limit,
-                    rlim_max: limit,
-                };
-                libc::setrlimit(libc::RLIMIT_AS, &raw const limit);
-                Ok(())
-            });
-        }
-    }
-    let output = command.output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    let out = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && out.contains("1 passed"),
-        "{out}{error}"
-    );
-}
-
 #[test]
 fn debugged_blocks_grow_in_place() {
     for setting in ["FZP", "FZPU"] {
-        alone("grows_exactly", ("PINFOLD_SLAB_DEBUG", setting), None);
+        passes("grows_exactly", |command| {
+            command.env("PINFOLD_SLAB_DEBUG", setting);
+        });
     }
 }
 
@@ -63,11 +40,19 @@ fn grows_exactly() {
 
 #[test]
 fn shrinking_never_fails() {
-    alone(
-        "shrinks_when_nothing_is_left",
-        ("PINFOLD_STATS", ""),
-        Some(400 << 20),
-    );
+    passes("shrinks_when_nothing_is_left", |command| {
+        let limit = libc::rlimit {
+            rlim_cur: 400 << 20,
+            rlim_max: 400 << 20,
+        };
+        let limited = move || {
+            // SAFETY: `setrlimit` is a bare system call, which may be made between fork and exec.
+            unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) };
+            Ok(())
+        };
+        // SAFETY: the closure makes one system call.
+        unsafe { command.env("PINFOLD_STATS", "").pre_exec(limited) };
+    });
 }
 
 /// Takes all memory, in blocks of each kind (object, run, huge), and then shrinks a block of each

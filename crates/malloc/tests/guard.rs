@@ -21,17 +21,32 @@ fn layout(size: usize) -> Layout {
     Layout::from_size_align(size, 16).unwrap()
 }
 
-/// Runs one test of this file in another process, which commits the fault.
-fn run(fault: &str) -> Output {
+/// Runs the test `name` of this file in another process, which calls `child` and ends. Returns how
+/// that process ended.
+fn run(name: &str, child: impl FnOnce()) -> Output {
+    if std::env::var(VARIABLE).is_ok_and(|value| value == name) {
+        child();
+        exit(0);
+    }
     Command::new(std::env::current_exe().unwrap())
-        .args([fault, "--exact", "--nocapture", "--test-threads=1"])
-        .env(VARIABLE, fault)
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .env(VARIABLE, name)
         .output()
         .unwrap()
 }
 
-fn is_child(fault: &str) -> bool {
-    std::env::var(VARIABLE).is_ok_and(|value| value == fault)
+/// Makes `handler` the program's action for a signal.
+///
+/// # Safety
+///
+/// The handler may be called at any time, and has the form that `flags` name.
+unsafe fn handle(signal: i32, handler: usize, flags: i32) {
+    // SAFETY: an action of zeroes is valid, and the caller promises the handler.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        (action.sa_sigaction, action.sa_flags) = (handler, flags);
+        libc::sigaction(signal, &raw const action, std::ptr::null_mut());
+    }
 }
 
 /// Asserts that the process ended by `signal`, with a report of one line that has each of `words`.
@@ -90,11 +105,9 @@ fn commits_an_overrun() {
 
 #[test]
 fn an_overrun_by_one_byte() {
-    if is_child("an_overrun_by_one_byte") {
+    let output = run("an_overrun_by_one_byte", || {
         commits_an_overrun();
-        exit(0);
-    }
-    let output = run("an_overrun_by_one_byte");
+    });
     let words = [", in use", "done by thread", "allocated by thread"];
     assert_report(
         &output,
@@ -111,7 +124,7 @@ fn an_overrun_by_one_byte() {
 /// A write to a pipe without a reader raises SIGPIPE, which must not replace the fault's signal.
 #[test]
 fn a_report_without_a_reader() {
-    if is_child("a_report_without_a_reader") {
+    let output = run("a_report_without_a_reader", || {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
         // SAFETY: the descriptors are open, and Rust's start has only changed the action.
@@ -120,21 +133,17 @@ fn a_report_without_a_reader() {
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         }
         commits_an_overrun();
-        exit(0);
-    }
-    let output = run("a_report_without_a_reader");
+    });
     assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{output:?}");
 }
 
 #[test]
 fn an_underrun_by_three_bytes() {
-    if is_child("an_underrun_by_three_bytes") {
+    let output = run("an_underrun_by_three_bytes", || {
         let block = guarded_at(64, false);
         // SAFETY: none: this is the fault. The address is a closed page of the allocator.
         black_box(unsafe { block.sub(3).read_volatile() });
-        exit(0);
-    }
-    let output = run("an_underrun_by_three_bytes");
+    });
     assert_report(
         &output,
         libc::SIGSEGV,
@@ -145,7 +154,7 @@ fn an_underrun_by_three_bytes() {
 
 #[test]
 fn a_use_after_the_free() {
-    if is_child("a_use_after_the_free") {
+    let output = run("a_use_after_the_free", || {
         let block = guarded(4000);
         let address = block as usize;
         // SAFETY: the block was allocated by this test.
@@ -153,25 +162,21 @@ fn a_use_after_the_free() {
         thread::spawn(frees).join().unwrap();
         // SAFETY: none: this is the fault. The address is a closed page of the allocator.
         black_box(unsafe { block.add(17).read_volatile() });
-        exit(0);
-    }
-    let output = run("a_use_after_the_free");
+    });
     let words = ["allocated by thread", "freed by thread", ", free"];
     assert_report(&output, libc::SIGSEGV, "after the block was freed", &words);
 }
 
 #[test]
 fn a_second_free() {
-    if is_child("a_second_free") {
+    let output = run("a_second_free", || {
         let block = guarded(100);
         // SAFETY: none for the second call: this is the fault.
         unsafe {
             Pinfold.dealloc(block, layout(100));
             Pinfold.dealloc(block, layout(100));
         }
-        exit(0);
-    }
-    let output = run("a_second_free");
+    });
     let words = ["allocated by thread", "freed by thread"];
     assert_report(
         &output,
@@ -183,16 +188,14 @@ fn a_second_free() {
 
 #[test]
 fn a_write_into_the_rest_of_the_page() {
-    if is_child("a_write_into_the_rest_of_the_page") {
+    let output = run("a_write_into_the_rest_of_the_page", || {
         let block = guarded_at(13, true);
         // SAFETY: the two bytes lie in the block's page. Its free is the fault.
         unsafe {
             block.add(14).write(0);
             Pinfold.dealloc(block, layout(13));
         }
-        exit(0);
-    }
-    let output = run("a_write_into_the_rest_of_the_page");
+    });
     let first = "earlier write 2 bytes past the end of the block";
     assert_report(&output, libc::SIGABRT, first, &["allocated by thread"]);
 }
@@ -205,21 +208,19 @@ fn the_programs_own_handler_is_called_after_the_report() {
         // SAFETY: `_exit` has no preconditions.
         unsafe { libc::_exit(40 + code) };
     }
-    if is_child("the_programs_own_handler_is_called_after_the_report") {
-        // The handler comes after that of the pool.
-        let first = guarded(64);
-        // SAFETY: the block was allocated above, and the handler calls nothing but `_exit`.
-        unsafe {
-            Pinfold.dealloc(first, layout(64));
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = ends as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO;
-            libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut());
-        }
-        commits_an_overrun();
-        exit(0);
-    }
-    let output = run("the_programs_own_handler_is_called_after_the_report");
+    let output = run(
+        "the_programs_own_handler_is_called_after_the_report",
+        || {
+            // The handler comes after that of the pool.
+            let first = guarded(64);
+            // SAFETY: the block was allocated above, and the handler calls nothing but `_exit`.
+            unsafe {
+                Pinfold.dealloc(first, layout(64));
+                handle(libc::SIGSEGV, ends as *const () as usize, libc::SA_SIGINFO);
+            }
+            commits_an_overrun();
+        },
+    );
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(40 + SEGV_ACCERR), "{output:?}");
     assert!(said.contains("1 byte past the end"), "{said}");
@@ -238,13 +239,14 @@ extern "C" fn repairs(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
 #[test]
 fn a_programs_faults_and_signals_reach_it_as_without_guarded_blocks() {
     let name = "a_programs_faults_and_signals_reach_it_as_without_guarded_blocks";
-    if is_child(name) {
+    let output = run(name, || {
         // SAFETY: the handler only calls `mprotect`, and the page is a new mapping.
         unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = repairs as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO;
-            libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut());
+            handle(
+                libc::SIGSEGV,
+                repairs as *const () as usize,
+                libc::SA_SIGINFO,
+            );
             let anywhere = std::ptr::null_mut();
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let page = libc::mmap(anywhere, 4096, libc::PROT_NONE, flags, -1, 0);
@@ -262,9 +264,7 @@ fn a_programs_faults_and_signals_reach_it_as_without_guarded_blocks() {
             }
         }
         println!("both came");
-        exit(0);
-    }
-    let output = run(name);
+    });
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("both came"));
     assert!(!String::from_utf8_lossy(&output.stderr).contains("pinfold:"));
@@ -283,10 +283,11 @@ fn repair_all_pages() {
     }
     // SAFETY: the handler only calls `mprotect`.
     unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = repairs as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-        libc::sigaction(libc::SIGSEGV, &raw const action, std::ptr::null_mut());
+        handle(
+            libc::SIGSEGV,
+            repairs as *const () as usize,
+            libc::SA_SIGINFO | libc::SA_ONSTACK,
+        );
     }
 }
 
@@ -304,13 +305,11 @@ fn reads_a_freed_block() -> *mut u8 {
 #[test]
 fn a_second_free_is_reported_after_a_read() {
     let name = "a_second_free_is_reported_after_a_read";
-    if is_child(name) {
+    let output = run(name, || {
         repair_all_pages();
         // SAFETY: none: this is the fault.
         unsafe { Pinfold.dealloc(reads_a_freed_block(), layout(64)) };
-        exit(0);
-    }
-    let output = run(name);
+    });
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.signal(), Some(libc::SIGABRT), "{said}");
     let firsts: Vec<&str> = said
@@ -327,7 +326,7 @@ fn signals_on_the_alternate_stack_do_no_harm_to_a_report() {
         black_box([0xffu8; 12 << 10]);
     }
     let name = "signals_on_the_alternate_stack_do_no_harm_to_a_report";
-    if is_child(name) {
+    let output = run(name, || {
         let mut stack = vec![0u8; 256 << 10];
         // SAFETY: the stack outlives its use: the process ends in this function. The handler
         // touches nothing but its stack.
@@ -338,10 +337,11 @@ fn signals_on_the_alternate_stack_do_no_harm_to_a_report() {
                 ss_size: stack.len(),
             };
             libc::sigaltstack(&raw const alternate, std::ptr::null_mut());
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = fills_its_stack as *const () as usize;
-            action.sa_flags = libc::SA_ONSTACK | libc::SA_RESTART;
-            libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
+            handle(
+                libc::SIGUSR1,
+                fills_its_stack as *const () as usize,
+                libc::SA_ONSTACK | libc::SA_RESTART,
+            );
             libc::pthread_self()
         };
         repair_all_pages();
@@ -356,9 +356,7 @@ fn signals_on_the_alternate_stack_do_no_harm_to_a_report() {
             reads_a_freed_block();
         }
         println!("went on");
-        exit(0);
-    }
-    let output = run(name);
+    });
     assert!(output.status.success(), "{output:?}");
     assert!(String::from_utf8_lossy(&output.stdout).contains("went on"));
     let said = String::from_utf8_lossy(&output.stderr);
@@ -368,32 +366,29 @@ fn signals_on_the_alternate_stack_do_no_harm_to_a_report() {
 #[test]
 fn a_heap_profile_that_ends_leaves_its_interval_to_nobody() {
     let name = "a_heap_profile_that_ends_leaves_its_interval_to_nobody";
-    if !is_child(name) {
-        let output = run(name);
-        assert!(output.status.success(), "{output:?}");
-        return;
-    }
-    assert!(guard::start(guard::MAX_INTERVAL));
-    assert!(heap_profile::start(1) && heap_profile::stop());
-    let begin = Instant::now();
-    // No block is guarded in the first tenth of a second.
-    while begin.elapsed() < Duration::from_millis(300) {
-        // SAFETY: the block is freed with its layout.
-        unsafe { Pinfold.dealloc(Pinfold.alloc(layout(64)), layout(64)) };
-    }
-    assert_eq!(guard::counts().0, 0);
-    exit(0);
+    let output = run(name, || {
+        assert!(guard::start(guard::MAX_INTERVAL));
+        assert!(heap_profile::start(1) && heap_profile::stop());
+        let begin = Instant::now();
+        // No block is guarded in the first tenth of a second.
+        while begin.elapsed() < Duration::from_millis(300) {
+            // SAFETY: the block is freed with its layout.
+            unsafe { Pinfold.dealloc(Pinfold.alloc(layout(64)), layout(64)) };
+        }
+        assert_eq!(guard::counts().0, 0);
+    });
+    assert!(output.status.success(), "{output:?}");
 }
 
 #[test]
 fn the_environment_guards_from_the_start() {
     let name = "the_environment_guards_from_the_start";
-    if is_child(name) {
+    if std::env::var("PINFOLD_GUARD").is_ok() {
         assert!(guard::is_on());
         return;
     }
     let mut child = Command::new(std::env::current_exe().unwrap());
-    let child = child.args([name, "--exact"]).env(VARIABLE, name);
+    let child = child.args([name, "--exact"]);
     let output = child.env("PINFOLD_GUARD", "4096").output().unwrap();
     assert!(output.status.success(), "{output:?}");
 }
@@ -401,33 +396,30 @@ fn the_environment_guards_from_the_start() {
 #[test]
 fn threads_use_guarded_blocks_of_all_sizes_as_any_others() {
     let name = "threads_use_guarded_blocks_of_all_sizes_as_any_others";
-    if !is_child(name) {
-        let output = run(name);
-        assert!(output.status.success(), "{output:?}");
-        return;
-    }
-    assert!(guard::start(1));
-    assert!(heap_profile::start(4096));
-    let stop = AtomicBool::new(false);
-    thread::scope(|scope| {
-        for seed in 0..4u64 {
-            scope.spawn({
-                let stop = &stop;
-                move || churn(seed, stop)
-            });
-        }
-        let begin = Instant::now();
-        while guard::counts().0 < 700 && begin.elapsed() < PATIENCE {
-            thread::sleep(Duration::from_millis(10));
-        }
-        stop.store(true, Relaxed);
+    let output = run(name, || {
+        assert!(guard::start(1));
+        assert!(heap_profile::start(4096));
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for seed in 0..4u64 {
+                scope.spawn({
+                    let stop = &stop;
+                    move || churn(seed, stop)
+                });
+            }
+            let begin = Instant::now();
+            while guard::counts().0 < 700 && begin.elapsed() < PATIENCE {
+                thread::sleep(Duration::from_millis(10));
+            }
+            stop.store(true, Relaxed);
+        });
+        let (made, freed) = guard::counts();
+        assert!(freed > made / 2 && freed <= made, "{made} {freed}");
+        let totals = heap_profile::totals();
+        assert_eq!(totals.samples, totals.freed_samples, "{totals:?}");
+        assert!(guard::stop() && heap_profile::stop());
     });
-    let (made, freed) = guard::counts();
-    assert!(freed > made / 2 && freed <= made, "{made} {freed}");
-    let totals = heap_profile::totals();
-    assert_eq!(totals.samples, totals.freed_samples, "{totals:?}");
-    assert!(guard::stop() && heap_profile::stop());
-    exit(0);
+    assert!(output.status.success(), "{output:?}");
 }
 
 /// Allocates, resizes and frees blocks, and checks their content.

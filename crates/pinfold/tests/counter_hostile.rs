@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::timer::interrupt_process;
 use common::{Random, StopAtEnd, pin};
 use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::vmstat::{VmStat, Zone};
@@ -50,36 +51,9 @@ extern "C" fn on_timer(_: libc::c_int) {
     }
 }
 
-/// Starts a timer that interrupts the process 20,000 times a second.
-fn arm() {
-    // SAFETY: the handler uses only counters and atomics, which a signal handler may use. Zeroes
-    // are valid values of these C types, and every pointer is to a local of the right type.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_timer as *const () as usize;
-        action.sa_flags = libc::SA_RESTART;
-        libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
-        let mut event: libc::sigevent = std::mem::zeroed();
-        event.sigev_notify = libc::SIGEV_SIGNAL;
-        event.sigev_signo = libc::SIGUSR1;
-        let mut timer: libc::timer_t = std::mem::zeroed();
-        let made = libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer);
-        assert_eq!(made, 0);
-        let every = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 50_000,
-        };
-        let times = libc::itimerspec {
-            it_interval: every,
-            it_value: every,
-        };
-        libc::timer_settime(timer, 0, &raw const times, std::ptr::null_mut());
-    }
-}
-
 #[test]
 fn handlers_nested_in_increments_lose_nothing() {
-    arm();
+    interrupt_process(libc::SIGUSR1, on_timer, 50);
     let begin = Instant::now();
     let (added, events) = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..3)

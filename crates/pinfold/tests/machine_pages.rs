@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::again::passes;
 use common::pin;
 use pinfold::arena::{NUMA_STAT, NumaItem};
 use pinfold::mempolicy::{
@@ -13,7 +14,6 @@ use pinfold::slab::KmemCache;
 use pinfold::topology::{NodeId, NodeSet, Topology};
 use pinfold::vmstat::Zone;
 use std::alloc::Layout;
-use std::process::Command;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
@@ -245,12 +245,9 @@ fn a_full_node_passes_requests_to_the_nearest() {
 
 /// Starts this binary again, for one test, with a policy in its environment.
 fn again(test: &str, policy: &str) {
-    let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--include-ignored"])
-        .env("PINFOLD_POLICY", policy)
-        .status()
-        .unwrap();
-    assert!(status.success(), "{test} under {policy}");
+    passes(test, |command| {
+        command.env("PINFOLD_POLICY", policy);
+    });
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod common;
 mod policy_machine;
 
+use common::again::passes;
 use common::machine::{Node, move_to, nodes, where_lie};
 use pinfold::counter::EventCounter;
 use pinfold::slab::KmemCache;
@@ -11,7 +12,6 @@ use pinfold::topology::{NodeId, NodeSet};
 use pinfold::vmstat::{VmStat, Zone};
 use std::alloc::Layout;
 use std::collections::BTreeMap;
-use std::process::Command;
 
 pinfold::vmstat_items! {
     enum Item {
@@ -21,15 +21,9 @@ pinfold::vmstat_items! {
 
 /// Starts this binary again, for one test, with a variable in its environment.
 fn again(test: &str, (name, value): (&str, &str)) {
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--include-ignored"])
-        .env(name, value)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{test}, {name}={value}: {text}");
-    let passed = String::from_utf8_lossy(&output.stdout).contains("1 passed");
-    assert!(passed, "{test} did not run");
+    passes(test, |command| {
+        command.env(name, value);
+    });
 }
 
 /// Returns the ids of the nodes with memory.

@@ -3,7 +3,8 @@
 
 mod common;
 
-use common::{Random, cpus, pin};
+use common::again::passes;
+use common::{Random, cpus, pin, with_nodes};
 use pinfold::arena::node_of;
 use pinfold::mempolicy::{Mempolicy, Mode, RangeError, SharedPolicy};
 use pinfold::pages::Pages;
@@ -11,22 +12,10 @@ use pinfold::slab::{CacheError, KmemCache};
 use pinfold::topology::NodeSet;
 use std::alloc::Layout;
 use std::collections::HashSet;
+use std::process::Command;
 use std::ptr::NonNull;
 
 const NODES: usize = 4;
-
-/// Runs an ignored test of this file in another process, with this number of nodes.
-fn with_nodes(nodes: usize, test: &str) {
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--include-ignored"])
-        .env("PINFOLD_FAKE_NODES", nodes.to_string())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{test}: {text}");
-    let passed = String::from_utf8_lossy(&output.stdout).contains("1 passed");
-    assert!(passed, "{test} did not run");
-}
 
 fn faked() -> bool {
     std::env::var("PINFOLD_FAKE_NODES").is_ok_and(|nodes| nodes == NODES.to_string())
@@ -287,15 +276,10 @@ fn counted() {
 #[test]
 fn memory_without_a_policy_follows_the_process_policy() {
     let with = |policy: &str| {
-        let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "process", "--nocapture", "--include-ignored"])
-            .env("PINFOLD_FAKE_NODES", "4")
-            .env("PINFOLD_POLICY", policy)
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{policy}: {text}");
-        String::from_utf8_lossy(&output.stdout).contains("by the kernel")
+        let prepare = |command: &mut Command| {
+            command.envs([("PINFOLD_FAKE_NODES", "4"), ("PINFOLD_POLICY", policy)]);
+        };
+        passes("process", prepare).contains("by the kernel")
     };
     if pinfold::mempolicy::available().is_ok() {
         assert!(with("interleave:0"));
@@ -310,15 +294,9 @@ fn other_nodes_give_no_memory_under_a_process_policy() {
     if pinfold::mempolicy::available().is_err() {
         return;
     }
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "alone", "--nocapture", "--include-ignored"])
-        .env("PINFOLD_FAKE_NODES", "4")
-        .env("PINFOLD_POLICY", "bind:0")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{text}");
-    assert!(String::from_utf8_lossy(&output.stdout).contains("1 passed"));
+    passes("alone", |command| {
+        command.envs([("PINFOLD_FAKE_NODES", "4"), ("PINFOLD_POLICY", "bind:0")]);
+    });
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Random, cpus, pin};
+use common::{Random, cpus, pin, with_nodes};
 use pinfold::arena::node_of;
 use pinfold::counter::PerCpuCounter;
 use pinfold::slab::KmemCache;
@@ -12,19 +12,6 @@ use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-
-/// Runs an ignored test of this file with two nodes.
-fn with_two_nodes(test: &str) {
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--include-ignored"])
-        .env("PINFOLD_FAKE_NODES", "2")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{test}: {text}");
-    let passed = String::from_utf8_lossy(&output.stdout).contains("1 passed");
-    assert!(passed, "{test} did not run");
-}
 
 fn faked() -> bool {
     std::env::var_os("PINFOLD_FAKE_NODES").is_some()
@@ -40,7 +27,7 @@ fn node(object: NonNull<u8>) -> usize {
 
 #[test]
 fn a_counter_before_the_first_cache_chooses_cpu_numbers() {
-    with_two_nodes("counted_first");
+    with_nodes(2, "counted_first");
 }
 
 /// A sheaf belongs to a CPU's node. A concurrency id has no node, so it must not select the sheaf,
@@ -63,7 +50,7 @@ fn counted_first() {
 
 #[test]
 fn objects_are_of_the_node_asked_for() {
-    with_two_nodes("asked_for");
+    with_nodes(2, "asked_for");
 }
 
 #[test]
@@ -92,7 +79,7 @@ fn asked_for() {
 
 #[test]
 fn runs_may_come_before_caches() {
-    with_two_nodes("runs_first");
+    with_nodes(2, "runs_first");
 }
 
 #[test]
@@ -117,7 +104,7 @@ fn runs_first() {
 
 #[test]
 fn remote_objects_go_home_in_batches() {
-    with_two_nodes("go_home");
+    with_nodes(2, "go_home");
 }
 
 #[test]
@@ -160,7 +147,7 @@ fn goes_home(cache: KmemCache) {
 
 #[test]
 fn another_node_helps_out() {
-    with_two_nodes("helps_out");
+    with_nodes(2, "helps_out");
 }
 
 #[test]
@@ -204,7 +191,7 @@ fn helps_out() {
 
 #[test]
 fn threads_of_two_nodes_exchange_objects() {
-    with_two_nodes("exchange");
+    with_nodes(2, "exchange");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 mod common;
 
 use common::items::{Item, can_fence, look, number};
+use common::timer::interrupt_process;
 use common::{Random, from_environment, pin};
 use pinfold::slab::{KmemCache, grace};
 use std::alloc::Layout;
@@ -49,33 +50,6 @@ extern "C" fn on_timer(_: libc::c_int) {
     }
 }
 
-/// Interrupts the process 5,000 times a second.
-fn arm() {
-    // SAFETY: the structures live through the calls, and zeroes are valid for them. The handler
-    // calls only what is meant to work in handlers.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_timer as *const () as usize;
-        action.sa_flags = libc::SA_RESTART;
-        libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut());
-        let mut event: libc::sigevent = std::mem::zeroed();
-        event.sigev_notify = libc::SIGEV_SIGNAL;
-        event.sigev_signo = libc::SIGUSR1;
-        let mut timer: libc::timer_t = std::mem::zeroed();
-        let made = libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer);
-        assert_eq!(made, 0);
-        let every = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 200_000,
-        };
-        let times = libc::itimerspec {
-            it_interval: every,
-            it_value: every,
-        };
-        libc::timer_settime(timer, 0, &raw const times, std::ptr::null_mut());
-    }
-}
-
 #[test]
 fn no_reader_sees_a_freed_object() {
     if !can_fence() {
@@ -85,7 +59,7 @@ fn no_reader_sees_a_freed_object() {
     let time = Duration::from_secs(from_environment("PINFOLD_STRESS_SECONDS", 3));
     (0..16).for_each(|place| replace(&cache, place));
     CACHE.store((&raw const cache).cast_mut(), Release);
-    arm();
+    interrupt_process(libc::SIGUSR1, on_timer, 200);
     let begin = Instant::now();
     let (mut reads, mut writes) = (0, 0);
     std::thread::scope(|scope| {

@@ -332,31 +332,18 @@ fn put_back(world: &World) {
 }
 
 /// Runs the stress in a process with this many nodes.
-fn with_nodes(nodes: &str) {
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "stress", "--nocapture", "--include-ignored"])
-        .env("PINFOLD_FAKE_NODES", nodes)
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "{nodes} nodes, {}: {text}",
-        output.status
-    );
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(said.contains("1 passed"), "the stress did not run: {said}");
-    said.lines()
-        .filter(|line| line.contains("operations"))
-        .for_each(|line| println!("{line}"));
+fn with_nodes(nodes: usize) {
+    let said = common::with_nodes(nodes, "stress");
+    let lines = said.lines().filter(|line| line.contains("operations"));
+    lines.for_each(|line| println!("{line}"));
 }
 
 #[test]
 fn nothing_is_lost_on_one_node() {
-    with_nodes("1");
+    with_nodes(1);
 }
 
 #[test]
 fn nothing_is_lost_on_two_nodes() {
-    with_nodes("2");
+    with_nodes(2);
 }

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Random, pin};
+use common::again::passes;
+use common::{Random, pin, with_nodes};
 use pinfold::counter::CounterError;
 use pinfold::slab::KmemCache;
 use pinfold::topology::NodeId;
@@ -57,32 +58,11 @@ fn a_node_that_does_not_exist_has_no_counts() {
     assert_eq!(pool.sum(Pool::Free), 3);
 }
 
-/// Runs an ignored test of this file in a process with this many made-up nodes.
-fn with_nodes(nodes: usize, test: &str) {
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture", "--include-ignored"])
-        .env("PINFOLD_FAKE_NODES", nodes.to_string())
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{test}: {text}");
-    let passed = String::from_utf8_lossy(&output.stdout).contains("1 passed");
-    assert!(passed, "{test} did not run");
-}
-
 #[test]
 fn settings_apply_also_if_zones_come_before_the_first_cache() {
-    let test = "has_a_limit";
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--include-ignored"])
-        .env("PINFOLD_MEMORY_LIMIT", "640M")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("1 passed"),
-        "{text}"
-    );
+    passes("has_a_limit", |command| {
+        command.env("PINFOLD_MEMORY_LIMIT", "640M");
+    });
 }
 
 #[test]

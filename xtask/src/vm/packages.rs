@@ -40,8 +40,9 @@ fn in_path(program: &str) -> bool {
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }
 
-/// Unpacks `packages` into `folder`, unless that was done before. Returns the folder.
-pub fn unpacked(folder: &Path, packages: &[String]) -> Result<PathBuf> {
+/// Fills `folder` by `fill`, unless that was done before. Returns the folder. `fill` gets a folder
+/// for what it needs meanwhile, and the folder to fill.
+fn filled(folder: &Path, fill: impl FnOnce(&Path, &Path) -> Result<()>) -> Result<PathBuf> {
     if folder.is_dir() {
         return Ok(folder.to_path_buf());
     }
@@ -51,12 +52,18 @@ pub fn unpacked(folder: &Path, packages: &[String]) -> Result<PathBuf> {
     let _ = fs::remove_dir_all(&begun);
     let tree = begun.join("tree");
     fs::create_dir_all(&tree).with_context(|| tree.display().to_string())?;
-    for package in packages {
-        unpack(package, &begun, &tree)?;
-    }
+    fill(&begun, &tree)?;
     fs::rename(&tree, folder).with_context(|| folder.display().to_string())?;
     fs::remove_dir_all(&begun)?;
     Ok(folder.to_path_buf())
+}
+
+/// Unpacks `packages` into `folder`, unless that was done before. Returns the folder.
+pub fn unpacked(folder: &Path, packages: &[String]) -> Result<PathBuf> {
+    filled(folder, |begun, tree| {
+        let mut packages = packages.iter();
+        packages.try_for_each(|package| unpack(package, begun, tree))
+    })
 }
 
 fn unpack(package: &str, download: &Path, tree: &Path) -> Result<()> {
@@ -66,12 +73,10 @@ fn unpack(package: &str, download: &Path, tree: &Path) -> Result<()> {
         .output()
         .context("cannot start apt-get, which downloads Debian's packages")?;
     let name = package.split([':', '=']).next().unwrap_or(package);
-    let archive = fs::read_dir(download)?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| {
-            let file = path.file_name().unwrap_or_default().to_string_lossy();
-            file.starts_with(&format!("{name}_")) && file.ends_with(".deb")
-        });
+    let prefix = format!("{name}_");
+    let archive = entry(download, |file| {
+        file.starts_with(&prefix) && file.ends_with(".deb")
+    });
     let Some(archive) = archive else {
         let why = String::from_utf8_lossy(&said.stderr);
         bail!("cannot download the package {package}: {}", why.trim());
@@ -92,30 +97,25 @@ fn unpack(package: &str, download: &Path, tree: &Path) -> Result<()> {
 ///
 /// Uses a list of sources of its own, because most machines have only the list of binaries.
 pub fn source(folder: &Path, package: &str) -> Result<PathBuf> {
-    if folder.is_dir() {
-        return Ok(folder.to_path_buf());
-    }
-    let begun = folder.with_extension("begun");
-    let _ = fs::remove_dir_all(&begun);
-    let tree = begun.join("tree");
+    filled(folder, |begun, tree| unpack_source(package, begun, tree))
+}
+
+fn unpack_source(package: &str, begun: &Path, tree: &Path) -> Result<()> {
     fs::create_dir_all(begun.join("lists/partial"))?;
-    fs::create_dir_all(&tree).with_context(|| tree.display().to_string())?;
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let named = |line: &str| Some(line.strip_prefix("VERSION_CODENAME=")?.trim().to_owned());
     let suite = release.lines().find_map(named).unwrap_or_default();
     let list = format!("deb-src http://deb.debian.org/debian {suite} main\n");
     fs::write(begun.join("sources.list"), list)?;
     for command in [&["update"][..], &["source", "--download-only", package]] {
+        let begun = begun.display();
         let said = Command::new("apt-get")
             .arg("-qq")
-            .arg(format!(
-                "-oDir::Etc::SourceList={}/sources.list",
-                begun.display()
-            ))
+            .arg(format!("-oDir::Etc::SourceList={begun}/sources.list"))
             .arg("-oDir::Etc::SourceParts=/dev/null")
-            .arg(format!("-oDir::State::Lists={}/lists", begun.display()))
+            .arg(format!("-oDir::State::Lists={begun}/lists"))
             .args(command)
-            .current_dir(&begun)
+            .current_dir(begun.to_string())
             .output()
             .context("cannot start apt-get, which downloads Debian's sources")?;
         if !said.status.success() {
@@ -123,20 +123,23 @@ pub fn source(folder: &Path, package: &str) -> Result<PathBuf> {
             bail!("cannot download the source of {package}: {}", why.trim());
         }
     }
-    let archive = fs::read_dir(&begun)?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| path.to_string_lossy().contains(".orig.tar."));
+    let archive = entry(begun, |name| name.contains(".orig.tar."));
     let archive = archive.with_context(|| format!("the source of {package} has no archive"))?;
     let status = Command::new("tar")
         .args(["--strip-components=1", "-xf"])
-        .args([&archive, Path::new("-C"), &tree])
+        .args([&archive, Path::new("-C"), tree])
         .status()?;
     if !status.success() {
         bail!("tar -xf {} failed", archive.display());
     }
-    fs::rename(&tree, folder).with_context(|| folder.display().to_string())?;
-    fs::remove_dir_all(&begun)?;
-    Ok(folder.to_path_buf())
+    Ok(())
+}
+
+/// Returns an entry of `folder` whose name fits.
+fn entry(folder: &Path, fits: impl Fn(&str) -> bool) -> Option<PathBuf> {
+    let mut entries = fs::read_dir(folder).ok()?.flatten();
+    let found = entries.find(|entry| fits(&entry.file_name().to_string_lossy()))?;
+    Some(found.path())
 }
 
 /// Returns the package that `package` depends on and whose name begins with `prefix`. Debian's
@@ -165,14 +168,7 @@ pub fn kernel(cache: &Path, arch: Arch) -> Result<PathBuf> {
         unpacked(&folder, &[format!("{name}:{}", arch.debian())])?;
     }
     let boot = folder.join("boot");
-    let image = fs::read_dir(&boot)?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .find(|path| {
-            path.file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .starts_with("vmlinuz-")
-        });
+    let image = entry(&boot, |name| name.starts_with("vmlinuz-"));
     image.with_context(|| {
         format!(
             "there is no kernel in {}; delete that folder's parent",

@@ -1,6 +1,7 @@
 //! Parts that several tests share.
 #![allow(dead_code, reason = "each test uses a part")]
 
+pub mod again;
 pub mod held;
 pub mod items;
 pub mod machine;
@@ -59,4 +60,12 @@ impl Drop for StopAtEnd<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
+}
+
+/// Runs the ignored test `name` with this number of made-up nodes.
+#[track_caller]
+pub fn with_nodes(nodes: usize, name: &str) -> String {
+    again::passes(name, |command| {
+        command.env("PINFOLD_FAKE_NODES", nodes.to_string());
+    })
 }
