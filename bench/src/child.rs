@@ -5,7 +5,7 @@
 //! process.
 
 use crate::args::{Setup, SlabChildArgs};
-use crate::runner::{self, Cell};
+use crate::runner::{Cell, Local, Runner};
 use crate::subjects::{SubjectName, tcmalloc_is_percpu};
 use anyhow::{Context, Result, ensure};
 use pinfold_lab::Timing;
@@ -76,7 +76,7 @@ impl Drop for Child {
 pub fn serve(args: &SlabChildArgs) -> Result<()> {
     ensure_environment(args.subject)?;
     let pool = args.setup.pool()?;
-    let mut runner = runner::local(args.subject, &pool);
+    let mut runner = Local::new(args.subject, &pool);
     for question in std::io::stdin().lines() {
         let cell = serde_json::from_str(&question?)?;
         let answer = serde_json::to_string(&runner.measure(cell)?)?;

@@ -6,10 +6,11 @@ use crate::child::Child;
 use crate::subjects::{Glibc, Jemalloc, Mimalloc, Rpmalloc, Snmalloc, SubjectName, Tcmalloc};
 use anyhow::Result;
 use pinfold_lab::{
-    CMalloc, MallocApi, PinfoldCache, PinfoldMalloc, Pool, Scenario, Subject, Timing, cache,
+    CMalloc, Measurable, PinfoldCache, PinfoldMalloc, Pool, Scenario, Timing, cache,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::rc::Rc;
 
 /// Number of objects that one thread holds at a time, as in slab_test.
@@ -40,21 +41,30 @@ impl Setup {
 }
 
 /// A subject in this process.
-struct Local<S> {
+pub struct Local {
+    name: SubjectName,
     pool: Rc<Pool>,
-    make: fn(usize) -> Result<S>,
-    by_size: BTreeMap<usize, S>,
+    by_size: BTreeMap<usize, Box<dyn Measurable>>,
 }
 
-impl<S: Subject> Runner for Local<S> {
+impl Local {
+    /// `name` is a subject that needs no other environment than this process's.
+    pub fn new(name: SubjectName, pool: &Rc<Pool>) -> Local {
+        Local {
+            name,
+            pool: Rc::clone(pool),
+            by_size: BTreeMap::new(),
+        }
+    }
+}
+
+impl Runner for Local {
     fn measure(&mut self, cell: Cell) -> Result<Vec<Timing>> {
-        let subject = match self.by_size.get(&cell.size) {
-            Some(subject) => subject,
-            None => (self.by_size)
-                .entry(cell.size)
-                .or_insert((self.make)(cell.size)?),
+        let subject = match self.by_size.entry(cell.size) {
+            Entry::Occupied(made) => made.into_mut(),
+            Entry::Vacant(place) => place.insert(make(self.name, cell.size)?),
         };
-        cell.scenario.measure(&self.pool, subject, 0)
+        subject.measure(cell.scenario, &self.pool, 0)
     }
 }
 
@@ -64,28 +74,18 @@ impl Runner for Child {
     }
 }
 
-/// Makes the runner of a subject that needs no other environment than this process's.
-pub fn local(name: SubjectName, pool: &Rc<Pool>) -> Box<dyn Runner> {
-    match name {
-        SubjectName::PinfoldCache => boxed(pool, |size| Ok(PinfoldCache(cache(size)?))),
-        SubjectName::PinfoldMalloc => c::<PinfoldMalloc>(pool),
-        SubjectName::Mimalloc => c::<Mimalloc>(pool),
-        SubjectName::Jemalloc => c::<Jemalloc>(pool),
-        SubjectName::Snmalloc => c::<Snmalloc>(pool),
-        SubjectName::Rpmalloc => c::<Rpmalloc>(pool),
-        SubjectName::Glibc => c::<Glibc>(pool),
-        SubjectName::Tcmalloc | SubjectName::TcmallocPercpu => c::<Tcmalloc>(pool),
-    }
-}
-
-fn c<A: MallocApi>(pool: &Rc<Pool>) -> Box<dyn Runner> {
-    boxed(pool, |size| Ok(CMalloc::<A>::new(size)))
-}
-
-fn boxed<S: Subject + 'static>(pool: &Rc<Pool>, make: fn(usize) -> Result<S>) -> Box<dyn Runner> {
-    Box::new(Local {
-        pool: Rc::clone(pool),
-        make,
-        by_size: BTreeMap::new(),
+/// Makes the subject for objects of `size` bytes.
+fn make(name: SubjectName, size: usize) -> Result<Box<dyn Measurable>> {
+    Ok(match name {
+        SubjectName::PinfoldCache => Box::new(PinfoldCache(cache(size)?)),
+        SubjectName::PinfoldMalloc => Box::new(CMalloc::<PinfoldMalloc>::new(size)),
+        SubjectName::Mimalloc => Box::new(CMalloc::<Mimalloc>::new(size)),
+        SubjectName::Jemalloc => Box::new(CMalloc::<Jemalloc>::new(size)),
+        SubjectName::Snmalloc => Box::new(CMalloc::<Snmalloc>::new(size)),
+        SubjectName::Rpmalloc => Box::new(CMalloc::<Rpmalloc>::new(size)),
+        SubjectName::Glibc => Box::new(CMalloc::<Glibc>::new(size)),
+        SubjectName::Tcmalloc | SubjectName::TcmallocPercpu => {
+            Box::new(CMalloc::<Tcmalloc>::new(size))
+        }
     })
 }

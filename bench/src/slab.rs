@@ -3,12 +3,13 @@
 use crate::args::{PlotArgs, SlabArgs};
 use crate::child::{self, Child};
 use crate::machine::Machine;
-use crate::runner::{self, Cell, OBJECTS, Runner};
+use crate::runner::{Cell, Local, OBJECTS, Runner};
 use crate::subjects::SubjectName;
 use crate::summary;
 use anyhow::{Context, Result, ensure};
 use pinfold_lab::bench::slab::{self, Test, draw, side_by_side, slab_test};
-use pinfold_lab::{Pool, output, stats};
+use pinfold_lab::stats::{self, turns};
+use pinfold_lab::{Pool, output};
 use serde::Deserialize;
 use std::fs;
 use std::rc::Rc;
@@ -30,14 +31,7 @@ pub fn run(args: &SlabArgs) -> Result<()> {
     for round in 0..args.rounds as usize {
         for &cell in &cells {
             let threads = cell.scenario.threads(pool.len());
-            // Each round begins with another subject and reverses the order of the round before, so
-            // that what one subject leaves in the caches does not always affect the same other one.
-            let count = runners.len();
-            for turn in 0..count {
-                let place = match round % 2 {
-                    0 => (round + turn) % count,
-                    _ => (round + count - turn) % count,
-                };
+            for place in turns(runners.len(), round) {
                 let (subject, runner) = &mut runners[place];
                 for timing in runner.measure(cell)? {
                     rows.add(
@@ -120,7 +114,7 @@ fn start_all(args: &SlabArgs, pool: &Rc<Pool>, first: Cell) -> Result<Vec<Named>
         }
         if subject.environment().is_none() {
             child::ensure_environment(subject)?;
-            runners.push((subject, runner::local(subject, pool)));
+            runners.push((subject, Box::new(Local::new(subject, pool))));
             continue;
         }
         let mut child = Child::start(subject, args.setup)?;

@@ -19,6 +19,7 @@ use anyhow::Result;
 use pass::{Pass, SPREAD};
 use pinfold_lab::cpus;
 use pinfold_lab::machine::settle_index;
+use pinfold_lab::stats::distinct;
 use rows::{Op, Row};
 use runner::{Plan, Runner};
 use std::time::{Duration, Instant};
@@ -57,11 +58,8 @@ pub fn run(args: &CounterArgs) -> Result<()> {
 
 fn measure(args: &CounterArgs) -> Result<Measured> {
     let cpus = cpus::allowed()?;
-    let (subjects, threads) = (
-        without_repetitions(&args.subjects),
-        without_repetitions(&args.threads),
-    );
-    let threads: Vec<usize> = threads.iter().map(|&threads| threads as usize).collect();
+    let subjects = distinct(args.subjects.iter().copied());
+    let threads = distinct(args.threads.iter().map(|&threads| threads as usize));
     let shards = pinfold_rseq::possible();
     let plan = Plan {
         threads: threads.iter().copied().fold(cpus.len(), usize::max),
@@ -103,16 +101,6 @@ fn measure(args: &CounterArgs) -> Result<Measured> {
         adders_beside_a_summer,
         rows,
     })
-}
-
-fn without_repetitions<T: Copy + PartialEq>(all: &[T]) -> Vec<T> {
-    let mut once = Vec::new();
-    for &one in all {
-        if !once.contains(&one) {
-            once.push(one);
-        }
-    }
-    once
 }
 
 struct Bench<'a> {

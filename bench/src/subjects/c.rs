@@ -19,119 +19,80 @@ unsafe extern "C" {
 // Links tcmalloc, whose crate binds only the aligned functions.
 use libtcmalloc_sys as _;
 
-/// The system's C library.
-pub struct Glibc;
+/// Declares a peer by its two functions, and by what a thread does before it uses them.
+macro_rules! peer {
+    ($(#[$about:meta])* $peer:ident, $malloc:path, $free:path $(, $enter:path)?) => {
+        $(#[$about])*
+        pub struct $peer;
 
-impl MallocApi for Glibc {
-    #[inline(always)]
-    fn malloc(size: usize) -> *mut c_void {
-        // SAFETY: malloc takes any size.
-        unsafe { __libc_malloc(size) }
-    }
+        impl MallocApi for $peer {
+            $(fn enter_thread() {
+                $enter();
+            })?
 
-    #[inline(always)]
-    unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller promises that the block came from `__libc_malloc` and is unused.
-        unsafe { __libc_free(block) };
-    }
-}
+            #[inline(always)]
+            fn malloc(size: usize) -> *mut c_void {
+                // SAFETY: malloc takes any size, and this thread called `enter_thread`.
+                unsafe { $malloc(size) }
+            }
 
-/// mimalloc 3, without its secure mode.
-pub struct Mimalloc;
-
-impl MallocApi for Mimalloc {
-    #[inline(always)]
-    fn malloc(size: usize) -> *mut c_void {
-        // SAFETY: malloc takes any size.
-        unsafe { libmimalloc_sys::mi_malloc(size) }
-    }
-
-    #[inline(always)]
-    unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller promises that the block came from `mi_malloc` and is unused.
-        unsafe { libmimalloc_sys::mi_free(block) };
-    }
-}
-
-/// jemalloc 5.3 with its default options.
-pub struct Jemalloc;
-
-impl MallocApi for Jemalloc {
-    #[inline(always)]
-    fn malloc(size: usize) -> *mut c_void {
-        // SAFETY: malloc takes any size.
-        unsafe { tikv_jemalloc_sys::malloc(size) }
-    }
-
-    #[inline(always)]
-    unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller promises that the block came from this `malloc` and is unused.
-        unsafe { tikv_jemalloc_sys::free(block) };
-    }
-}
-
-/// snmalloc 0.7 without its checks.
-pub struct Snmalloc;
-
-impl MallocApi for Snmalloc {
-    #[inline(always)]
-    fn malloc(size: usize) -> *mut c_void {
-        // SAFETY: malloc takes any size.
-        unsafe { snmalloc_sys::sn_malloc(size) }
-    }
-
-    #[inline(always)]
-    unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller promises that the block came from `sn_malloc` and is unused.
-        unsafe { snmalloc_sys::sn_free(block) };
-    }
-}
-
-/// rpmalloc 1.4 with its thread and global caches.
-pub struct Rpmalloc;
-
-impl MallocApi for Rpmalloc {
-    /// Registers the thread with rpmalloc. The first call also initialises the process.
-    fn enter_thread() {
-        // SAFETY: the function takes no argument and may be called repeatedly.
-        let result = unsafe { rpmalloc_sys::rpmalloc_initialize() };
-        assert_eq!(result, 0, "rpmalloc_initialize failed");
-        // SAFETY: rpmalloc was initialised above. This call reads the thread's own state.
-        if unsafe { rpmalloc_sys::rpmalloc_is_thread_initialized() } == 0 {
-            // SAFETY: the check above shows that this thread is not yet registered.
-            unsafe { rpmalloc_sys::rpmalloc_thread_initialize() };
+            #[inline(always)]
+            unsafe fn free(block: *mut c_void) {
+                // SAFETY: the caller promises that the block came from this `malloc` and is unused,
+                // and this thread called `enter_thread`.
+                unsafe { $free(block) };
+            }
         }
-    }
-
-    #[inline(always)]
-    fn malloc(size: usize) -> *mut c_void {
-        // SAFETY: this thread called `enter_thread`.
-        unsafe { rpmalloc_sys::rpmalloc(size) }
-    }
-
-    #[inline(always)]
-    unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller promises that the block came from `rpmalloc` and is unused, and this
-        // thread called `enter_thread`.
-        unsafe { rpmalloc_sys::rpfree(block) };
-    }
+    };
 }
 
-/// Google's tcmalloc. Its caches are per thread or per CPU, depending on the process.
-pub struct Tcmalloc;
+peer!(
+    /// The system's C library.
+    Glibc,
+    __libc_malloc,
+    __libc_free
+);
+peer!(
+    /// mimalloc 3, without its secure mode.
+    Mimalloc,
+    libmimalloc_sys::mi_malloc,
+    libmimalloc_sys::mi_free
+);
+peer!(
+    /// jemalloc 5.3 with its default options.
+    Jemalloc,
+    tikv_jemalloc_sys::malloc,
+    tikv_jemalloc_sys::free
+);
+peer!(
+    /// snmalloc 0.7 without its checks.
+    Snmalloc,
+    snmalloc_sys::sn_malloc,
+    snmalloc_sys::sn_free
+);
+peer!(
+    /// rpmalloc 1.4 with its thread and global caches.
+    Rpmalloc,
+    rpmalloc_sys::rpmalloc,
+    rpmalloc_sys::rpfree,
+    enter_rpmalloc
+);
+peer!(
+    /// Google's tcmalloc. Its caches are per thread or per CPU, depending on the process.
+    Tcmalloc,
+    TCMallocInternalMalloc,
+    TCMallocInternalFree
+);
 
-impl MallocApi for Tcmalloc {
-    #[inline(always)]
-    fn malloc(size: usize) -> *mut c_void {
-        // SAFETY: malloc takes any size.
-        unsafe { TCMallocInternalMalloc(size) }
-    }
-
-    #[inline(always)]
-    unsafe fn free(block: *mut c_void) {
-        // SAFETY: the caller promises that the block came from `TCMallocInternalMalloc` and is
-        // unused.
-        unsafe { TCMallocInternalFree(block) };
+/// Registers the thread with rpmalloc. The first call also initialises the process.
+fn enter_rpmalloc() {
+    // SAFETY: the function takes no argument and may be called repeatedly.
+    let result = unsafe { rpmalloc_sys::rpmalloc_initialize() };
+    assert_eq!(result, 0, "rpmalloc_initialize failed");
+    // SAFETY: rpmalloc was initialised above. This call reads the thread's own state.
+    if unsafe { rpmalloc_sys::rpmalloc_is_thread_initialized() } == 0 {
+        // SAFETY: the check above shows that this thread is not yet registered.
+        unsafe { rpmalloc_sys::rpmalloc_thread_initialize() };
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod c;
 
-pub use c::{Glibc, Jemalloc, Mimalloc, Rpmalloc, Snmalloc, Tcmalloc};
+pub use c::{Glibc, Jemalloc, Mimalloc, Rpmalloc, Snmalloc, Tcmalloc, tcmalloc_is_percpu};
 
 pinfold_lab::names! {
     /// The subjects. The command line and the rows use these names.
@@ -41,9 +41,4 @@ impl SubjectName {
     pub fn environment(self) -> Option<(&'static str, &'static str)> {
         (self == SubjectName::TcmallocPercpu).then_some(("GLIBC_TUNABLES", "glibc.pthread.rseq=0"))
     }
-}
-
-/// Returns whether tcmalloc keeps its caches per CPU in this process.
-pub fn tcmalloc_is_percpu() -> bool {
-    c::tcmalloc_is_percpu()
 }

@@ -18,6 +18,7 @@ use crate::args::WholeArgs;
 use crate::machine::Machine;
 use anyhow::{Result, ensure};
 use launch::Sample;
+use pinfold_lab::stats::turns;
 use prepare::Cache;
 use programs::Program;
 use std::collections::HashMap;
@@ -103,34 +104,4 @@ fn measure(
         }
     }
     results
-}
-
-/// Returns the order of `count` subjects in a round. Each round begins with another subject, and
-/// every other round goes backwards.
-fn turns(count: usize, round: usize) -> Vec<usize> {
-    let first = round % count;
-    let backwards = round % 2 == 1;
-    let at = |step| {
-        if backwards {
-            (first + count - step) % count
-        } else {
-            (first + step) % count
-        }
-    };
-    (0..count).map(at).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_round_has_every_subject_once_and_begins_with_another() {
-        for round in 0..4 {
-            let mut order = turns(4, round);
-            assert_eq!(order[0], round);
-            order.sort_unstable();
-            assert_eq!(order, [0, 1, 2, 3]);
-        }
-    }
 }

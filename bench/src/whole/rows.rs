@@ -137,23 +137,12 @@ impl Cost {
     }
 }
 
-/// Returns the values of `of`, each once, in the order of the rows.
-fn distinct<'a, T: PartialEq>(rows: &'a [Row], of: impl Fn(&'a Row) -> T) -> Vec<T> {
-    let mut names = Vec::new();
-    for row in rows {
-        if !names.contains(&of(row)) {
-            names.push(of(row));
-        }
-    }
-    names
-}
-
 pub fn programs(rows: &[Row]) -> Vec<&'static str> {
-    distinct(rows, |row| row.program)
+    stats::distinct(rows.iter().map(|row| row.program))
 }
 
 pub fn subjects(rows: &[Row]) -> Vec<&str> {
-    distinct(rows, |row| row.subject.as_str())
+    stats::distinct(rows.iter().map(|row| row.subject.as_str()))
 }
 
 /// Returns the row of one program and subject.

@@ -35,7 +35,7 @@ mod wait;
 pub use machine::Machine;
 pub use names::Name;
 pub use pool::{Desk, Pool};
-pub use scenarios::{Op, Scenario, Timing, at_depth, out_of_memory};
+pub use scenarios::{Measurable, Op, Scenario, Timing, at_depth, out_of_memory};
 pub use subjects::{
     CMalloc, MallocApi, PinfoldCache, PinfoldMalloc, Subject, cache, hardened_cache,
 };

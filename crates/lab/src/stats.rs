@@ -1,4 +1,4 @@
-//! Medians, spreads and means of the rounds' values.
+//! The order of subjects in a round, and medians, spreads and means of the rounds' values.
 
 /// Returns the value below which the share `at` (0 to 1) of `values` lies, interpolated. Returns
 /// NaN if there are no values.
@@ -45,6 +45,28 @@ pub fn geometric_mean(values: &[f64]) -> f64 {
     (values.iter().map(|value| value.ln()).sum::<f64>() / values.len() as f64).exp()
 }
 
+/// Returns each of the values once, in their order.
+pub fn distinct<T: PartialEq>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut once = Vec::new();
+    for one in all {
+        if !once.contains(&one) {
+            once.push(one);
+        }
+    }
+    once
+}
+
+/// Returns the order of `count` subjects in a round. Each round begins with another subject, and
+/// every other round goes backwards, so that what one subject leaves in the caches does not always
+/// affect the same other one.
+pub fn turns(count: usize, round: usize) -> impl Iterator<Item = usize> {
+    let first = round % count;
+    (0..count).map(move |step| match round % 2 {
+        0 => (first + step) % count,
+        _ => (first + count - step) % count,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,5 +82,15 @@ mod tests {
     #[test]
     fn the_geometric_mean_of_a_ratio_and_its_inverse_is_one() {
         assert!((geometric_mean(&[0.5, 2.0]) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn each_round_has_every_subject_once_and_begins_with_another() {
+        for round in 0..4 {
+            let mut order: Vec<_> = turns(4, round).collect();
+            assert_eq!(order[0], round);
+            order.sort_unstable();
+            assert_eq!(order, [0, 1, 2, 3]);
+        }
     }
 }

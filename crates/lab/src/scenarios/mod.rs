@@ -83,6 +83,22 @@ impl Scenario {
     }
 }
 
+/// A subject behind dynamic dispatch. Only a whole scenario is one dynamic call.
+pub trait Measurable {
+    /// Measures a scenario once, in a round.
+    ///
+    /// # Errors
+    ///
+    /// Fails if a worker panics.
+    fn measure(&self, scenario: Scenario, pool: &Pool, round: usize) -> Result<Vec<Timing>>;
+}
+
+impl<S: Subject> Measurable for S {
+    fn measure(&self, scenario: Scenario, pool: &Pool, round: usize) -> Result<Vec<Timing>> {
+        scenario.measure(pool, self, round)
+    }
+}
+
 crate::names! {
     /// A timed operation.
     pub enum Op {

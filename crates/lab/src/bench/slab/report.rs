@@ -6,8 +6,8 @@ use super::subjects::SubjectName;
 use super::{Row, Rows, Test};
 use crate::figures::rounds;
 use crate::output::Table;
-use crate::stats::geometric_mean;
-use crate::{Name, Op, Scenario};
+use crate::stats::{geometric_mean, quantile};
+use crate::{Name, Scenario};
 use std::fmt::Write;
 
 /// Formats all results.
@@ -34,25 +34,7 @@ pub fn text(measured: &Measured) -> String {
 struct Part {
     scenario: Scenario,
     heading: &'static str,
-    line: fn(calls: usize, size: usize, cycles: &Cells) -> String,
-}
-
-/// The figures of one scenario and size, by operation.
-struct Cells(Vec<(Op, String)>);
-
-impl Cells {
-    fn of(&self, op: Op) -> &str {
-        let cell = self.0.iter().find(|cell| cell.0 == op);
-        cell.map_or("-", |(_, figure)| figure)
-    }
-
-    /// Formats the figures as slab_test does for several threads.
-    fn average(&self) -> String {
-        match &self.0[..] {
-            [(_, pair)] => format!("Average={pair}"),
-            _ => format!("Average={}/{}", self.of(Op::Alloc), self.of(Op::Free)),
-        }
-    }
+    line: fn(calls: usize, size: usize, cycles: &[String]) -> String,
 }
 
 const PARTS: [Part; 6] = [
@@ -60,39 +42,46 @@ const PARTS: [Part; 6] = [
         scenario: Scenario::Single,
         heading: "Single thread testing\n=====================\n1. Kmalloc: Repeatedly allocate then free test\n",
         line: |calls, size, cycles| {
-            let (alloc, free) = (cycles.of(Op::Alloc), cycles.of(Op::Free));
-            format!("{calls} times kmalloc({size}) -> {alloc} cycles kfree -> {free} cycles")
+            let cycles = cycles.join(" cycles kfree -> ");
+            format!("{calls} times kmalloc({size}) -> {cycles} cycles")
         },
     },
     Part {
         scenario: Scenario::Pair,
         heading: "2. Kmalloc: alloc/free test\n",
         line: |calls, size, cycles| {
-            let pair = cycles.of(Op::Pair);
-            format!("{calls} times kmalloc({size})/kfree -> {pair} cycles")
+            format!(
+                "{calls} times kmalloc({size})/kfree -> {} cycles",
+                cycles[0]
+            )
         },
     },
     Part {
         scenario: Scenario::Concurrent,
         heading: "Concurrent allocs\n=================\n",
-        line: |_, size, cycles| format!("Kmalloc N*alloc N*free({size}): {}", cycles.average()),
+        line: |_, size, cycles| format!("Kmalloc N*alloc N*free({size}): {}", average(cycles)),
     },
     Part {
         scenario: Scenario::ConcurrentPair,
         heading: "",
-        line: |_, size, cycles| format!("Kmalloc N*(alloc free)({size}): {}", cycles.average()),
+        line: |_, size, cycles| format!("Kmalloc N*(alloc free)({size}): {}", average(cycles)),
     },
     Part {
         scenario: Scenario::Remote,
         heading: "Remote free test\n================\n",
-        line: |_, size, cycles| format!("N*remote free({size}): {}", cycles.average()),
+        line: |_, size, cycles| format!("N*remote free({size}): {}", average(cycles)),
     },
     Part {
         scenario: Scenario::OneToN,
         heading: "1 alloc N free test\n===================\n",
-        line: |_, size, cycles| format!("1 alloc N free({size}): {}", cycles.average()),
+        line: |_, size, cycles| format!("1 alloc N free({size}): {}", average(cycles)),
     },
 ];
+
+/// Formats the figures as slab_test does for several threads.
+fn average(cycles: &[String]) -> String {
+    format!("Average={}", cycles.join("/"))
+}
 
 /// Formats one subject's results as slab_test does, after a line that describes the subject.
 pub fn slab_test<N: Name>(rows: &Rows<N>, subject: N, about: &str, calls: usize) -> String {
@@ -107,8 +96,8 @@ pub fn slab_test<N: Name>(rows: &Rows<N>, subject: N, about: &str, calls: usize)
         rows.sort_by_key(|row| row.size);
         text += part.heading;
         for cell in rows.chunk_by(|one, next| one.size == next.size) {
-            let figures = cell.iter().map(|row| (row.op, row.figure())).collect();
-            text += &(part.line)(calls, cell[0].size, &Cells(figures));
+            let figures: Vec<_> = cell.iter().map(|row| row.figure()).collect();
+            text += &(part.line)(calls, cell[0].size, &figures);
             text.push('\n');
         }
     }
@@ -121,43 +110,23 @@ pub fn slab_test<N: Name>(rows: &Rows<N>, subject: N, about: &str, calls: usize)
 /// Formats what hardening costs: in each scenario, a hardened cache's figures divided by a plain
 /// cache's.
 fn hardening(rows: &Rows<SubjectName>) -> String {
-    let of = |subject| rows.0.iter().filter(move |row| row.subject == subject);
-    let hardened = || of(SubjectName::PinfoldHardened);
+    let (plain, hardened) = (SubjectName::PinfoldCache, SubjectName::PinfoldHardened);
     let mut table = Table::new(["scenario", "operation", "least", "most", "mean"]);
-    let mut seen = Vec::new();
-    for (scenario, op) in hardened().map(|row| (row.scenario, row.op)) {
-        if seen.contains(&(scenario, op)) {
-            continue;
-        }
-        let mut ratios = Vec::new();
-        for row in hardened().filter(|row| (row.scenario, row.op) == (scenario, op)) {
-            let plain = |plain: &&Row<SubjectName>| {
-                (plain.scenario, plain.op, plain.size) == (scenario, op, row.size)
-            };
-            ratios.extend(
-                of(SubjectName::PinfoldCache)
-                    .find(plain)
-                    .map(|plain| row.cycles / plain.cycles),
-            );
-        }
-        let Some(mean) =
-            mean(ratios.iter().map(|&ratio| Some(ratio))).filter(|mean| mean.is_finite())
-        else {
-            continue;
+    for (test, op) in rows.operations() {
+        let ratio = |size| {
+            let of = |subject| Some(rows.find(subject, test, size, op)?.cycles);
+            Some(of(hardened)? / of(plain)?)
         };
-        seen.push((scenario, op));
-        let least = ratios.iter().copied().fold(f64::MAX, f64::min);
-        let most = ratios.iter().copied().fold(0.0, f64::max);
-        let [least, most, mean] = [least, most, mean].map(|ratio| format!("{ratio:.2}"));
-        table.row([
-            scenario.name().to_owned(),
-            op.name().to_owned(),
-            least,
-            most,
-            mean,
-        ]);
+        let ratios: Vec<f64> = rows.sizes().into_iter().filter_map(ratio).collect();
+        if ratios.is_empty() {
+            continue;
+        }
+        let [least, most] = [0.0, 1.0].map(|at| quantile(&ratios, at));
+        let figures = [least, most, geometric_mean(&ratios)].map(|ratio| format!("{ratio:.2}"));
+        let names = [test.name(), op.name()].map(str::to_owned);
+        table.row(names.into_iter().chain(figures));
     }
-    match seen.is_empty() {
+    match table.is_empty() {
         true => String::new(),
         false => format!(
             "\nThe cost of hardening: a hardened KmemCache's cycles divided by a plain one's, over the sizes\n{table}"
@@ -248,8 +217,8 @@ fn gains(rows: &Rows<SubjectName>) -> String {
     let pair = Test::Of(Scenario::Pair);
     let pairs = |name| {
         let mine = (rows.0.iter()).filter(|row| row.subject == name && row.scenario == pair);
-        let cycles: Vec<_> = mine.map(|row| Some(row.cycles)).collect();
-        (!cycles.is_empty()).then(|| mean(cycles.into_iter()))?
+        let cycles: Vec<_> = mine.map(|row| row.cycles).collect();
+        (!cycles.is_empty()).then(|| geometric_mean(&cycles))
     };
     let [rseq, tid, locked, masked] = SubjectName::RIVALS.map(pairs);
     let gains = removing("the lock", locked, rseq)
@@ -263,11 +232,6 @@ fn gains(rows: &Rows<SubjectName>) -> String {
         "\nPairs, geometric means over the sizes:\n{gains}\
          (The kernel in 2015, removing preemption on/off: 14.821 -> 14.049 ns, 5 %)\n"
     )
-}
-
-/// Returns the geometric mean, or `None` if a size has no figure.
-fn mean(cycles: impl Iterator<Item = Option<f64>>) -> Option<f64> {
-    Some(geometric_mean(&cycles.collect::<Option<Vec<f64>>>()?))
 }
 
 fn removing(what: &str, before: Option<f64>, after: Option<f64>) -> String {

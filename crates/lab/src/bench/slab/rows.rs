@@ -1,7 +1,8 @@
 //! Results: a row for each subject, scenario, size and operation.
 
 use super::Test;
-use crate::{Name, Op, Timing, stats};
+use crate::stats::{self, distinct};
+use crate::{Name, Op, Timing};
 use serde::{Deserialize, Serialize};
 
 /// One result.
@@ -96,14 +97,4 @@ impl<N: Name> Rows<N> {
         sizes.sort_unstable();
         sizes
     }
-}
-
-fn distinct<T: PartialEq>(all: impl Iterator<Item = T>) -> Vec<T> {
-    let mut once = Vec::new();
-    for one in all {
-        if !once.contains(&one) {
-            once.push(one);
-        }
-    }
-    once
 }

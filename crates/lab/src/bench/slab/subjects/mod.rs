@@ -6,22 +6,9 @@ mod locked;
 mod tid;
 
 use super::Test;
-use crate::{
-    CMalloc, PinfoldCache, PinfoldMalloc, Pool, Scenario, Subject, Timing, cache, hardened_cache,
-};
+use crate::{CMalloc, Measurable, PinfoldCache, PinfoldMalloc, cache, hardened_cache};
 use anyhow::Result;
 use locked::LockedArray;
-
-/// A subject behind dynamic dispatch. Only a whole scenario is one dynamic call.
-pub trait Measurable {
-    fn measure(&self, scenario: Scenario, pool: &Pool, round: usize) -> Result<Vec<Timing>>;
-}
-
-impl<S: Subject> Measurable for S {
-    fn measure(&self, scenario: Scenario, pool: &Pool, round: usize) -> Result<Vec<Timing>> {
-        scenario.measure(pool, self, round)
-    }
-}
 
 crate::names! {
     /// The subjects, in the order of the tables. A new subject needs a name here, a place in the

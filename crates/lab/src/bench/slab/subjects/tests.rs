@@ -1,8 +1,8 @@
 //! Tests that no subject hands an object out twice, whatever threads and signals do.
 
 use super::*;
-use crate::cpus;
 use crate::machine::settle_index;
+use crate::{Subject, cpus};
 use pinfold::slab::KmemCache;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Relaxed;
