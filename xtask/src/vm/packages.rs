@@ -3,6 +3,7 @@
 
 use super::arch::Arch;
 use anyhow::{Context, Result, bail};
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -100,13 +101,24 @@ pub fn source(folder: &Path, package: &str) -> Result<PathBuf> {
     filled(folder, |begun, tree| unpack_source(package, begun, tree))
 }
 
+/// Returns a list of the sources of all packages that this machine's own lists name.
+fn source_list() -> Result<String> {
+    let format = "deb-src $(REPO_URI) $(RELEASE) $(COMPONENT)";
+    let said = Command::new("apt-get")
+        .args(["indextargets", "--format", format, "Created-By: Packages"])
+        .output()
+        .context("cannot start apt-get, which knows this machine's lists of packages")?;
+    let said = String::from_utf8_lossy(&said.stdout);
+    let lists: BTreeSet<&str> = said.lines().collect();
+    if lists.is_empty() {
+        bail!("this machine's apt has no list of packages; add one to /etc/apt/sources.list.d");
+    }
+    Ok(lists.into_iter().map(|list| format!("{list}\n")).collect())
+}
+
 fn unpack_source(package: &str, begun: &Path, tree: &Path) -> Result<()> {
     fs::create_dir_all(begun.join("lists/partial"))?;
-    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
-    let named = |line: &str| Some(line.strip_prefix("VERSION_CODENAME=")?.trim().to_owned());
-    let suite = release.lines().find_map(named).unwrap_or_default();
-    let list = format!("deb-src http://deb.debian.org/debian {suite} main\n");
-    fs::write(begun.join("sources.list"), list)?;
+    fs::write(begun.join("sources.list"), source_list()?)?;
     for command in [&["update"][..], &["source", "--download-only", package]] {
         let begun = begun.display();
         let said = Command::new("apt-get")
