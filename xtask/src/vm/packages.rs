@@ -101,17 +101,21 @@ pub fn source(folder: &Path, package: &str) -> Result<PathBuf> {
     filled(folder, |begun, tree| unpack_source(package, begun, tree))
 }
 
-/// Returns a list of the sources of all packages that this machine's own lists name.
+/// Returns a list of the sources of this machine's release, from where its packages come.
 fn source_list() -> Result<String> {
-    let format = "deb-src $(REPO_URI) $(RELEASE) $(COMPONENT)";
+    let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
+    let named = |line: &str| Some(line.strip_prefix("VERSION_CODENAME=")?.trim().to_owned());
+    let release = release.lines().find_map(named).unwrap_or_default();
     let said = Command::new("apt-get")
-        .args(["indextargets", "--format", format, "Created-By: Packages"])
+        .args(["indextargets", "Created-By: Packages", "--format"])
+        .arg("deb-src $(REPO_URI) $(RELEASE) $(COMPONENT)")
+        .arg(format!("Codename: {release}"))
         .output()
         .context("cannot start apt-get, which knows this machine's lists of packages")?;
     let said = String::from_utf8_lossy(&said.stdout);
     let lists: BTreeSet<&str> = said.lines().collect();
     if lists.is_empty() {
-        bail!("this machine's apt has no list of packages; add one to /etc/apt/sources.list.d");
+        bail!("apt has no list of {release}'s packages; add one, and run apt-get update");
     }
     Ok(lists.into_iter().map(|list| format!("{list}\n")).collect())
 }
