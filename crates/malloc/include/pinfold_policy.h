@@ -239,7 +239,7 @@ void pinfold_shared_policy_destroy(struct pinfold_shared_policy *shared);
  *
  * Returns 0, or -1 with nothing changed: EINVAL (`start` is not below `end`), ENOMEM, or EBUSY (the
  * caller is a signal handler that interrupted another set). Safe in signal handlers. Takes a lock.
- * Costs O(log n) for n ranges, and O(1) for each range that it removes.
+ * Costs O(n) for n ranges.
  */
 int pinfold_shared_policy_set(const struct pinfold_shared_policy *shared, uint64_t start,
 			      uint64_t end, const pinfold_mempolicy_t *policy);
@@ -298,7 +298,7 @@ int pinfold_pages_destroy(struct pinfold_pages *pages);
  *
  * Returns 0, or -1 with nothing changed: EINVAL (`start` is not below `end`, or none of the
  * policy's nodes can be used here), ENOMEM, or EBUSY (the caller is a signal handler that
- * interrupted another set). Takes a lock. Costs O(log n) for n ranges.
+ * interrupted another set). Takes a lock. Costs O(n) for n ranges.
  */
 int pinfold_pages_set_policy(const struct pinfold_pages *pages, uint64_t start, uint64_t end,
 			     const pinfold_mempolicy_t *policy);

@@ -1,9 +1,9 @@
 //! Explores the latch of shared policies in loom:
 //! `RUSTFLAGS="--cfg loom" cargo test --release --test model_ranges`.
 //!
-//! This is `mempolicy/latch.rs` itself, over loom's atomics. A root is modelled with a size that is
-//! not atomic, and a tree as one node of two words, which a writer sets to the same value. The node
-//! of the tree that a change replaced is the next one that the writer writes. Each planted fault
+//! This is `mempolicy/latch.rs` itself, over loom's atomics. An array is modelled with a size that
+//! is not atomic, and with one range, whose slot has two words, which a writer sets to the same
+//! value. The slot that a change frees is the next one that the writer writes. Each planted fault
 //! removes one thing that the file's proof rests on.
 //!
 //! # What is mirrored
@@ -12,17 +12,17 @@
 //!
 //! | step | mirrors | fingerprint |
 //! |---|---|---|
-//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::open` | `b366be070b3eea24` |
-//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::set` | `b5b00d19130e5f55` |
-//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::update` | `6142fe5fa3ce75a8` |
-//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::publish` | `a66e8c7f065bdb64` |
-//! | `Model::set` | `pinfold/src/mempolicy/chunks.rs` `Pool::take` | `5884feafa87b1727` |
-//! | `Model::set` | `pinfold/src/mempolicy/chunks.rs` `Pool::recycle` | `1d8350c76f8dc9b6` |
-//! | `Model::read` | `pinfold/src/mempolicy/ranges.rs` `Ranges::read` | `896a83d964f49742` |
-//! | `Model::read` | `pinfold/src/mempolicy/tree.rs` `Tree::covering` | `b2151b8308e34830` |
-//! | `Model::read` | `pinfold/src/mempolicy/tree.rs` `Node::below` | `eec6fec38bc8acb8` |
-//! | `Model::set` | `pinfold/src/mempolicy/tree.rs` `Node::put` | `159ccb34ad069234` |
-//! | `Model::set` | `pinfold/src/mempolicy/tree.rs` `Root::set` | `9c22d894c06e4705` |
+//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::open` | `72f1566d1d60318a` |
+//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::set` | `d8f275446fec987e` |
+//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::update` | `9ea246f1eda5c1d0` |
+//! | `Model::set` | `pinfold/src/mempolicy/ranges.rs` `Ranges::publish` | `765a4ecef974860a` |
+//! | `Model::set` | `pinfold/src/mempolicy/table.rs` `Filling::fill` | `fa1e070f8e35d66f` |
+//! | `Model::set` | `pinfold/src/mempolicy/table.rs` `Filling::finish` | `dfd4f0d2dce30b7b` |
+//! | `Model::set` | `pinfold/src/mempolicy/table.rs` `Table::retire` | `06b461cb25328dda` |
+//! | `Model::grow` | `pinfold/src/mempolicy/ranges.rs` `Ranges::take_table` | `9d52dd26fedf052d` |
+//! | `Model::read` | `pinfold/src/mempolicy/ranges.rs` `Ranges::read` | `944432a5719c9735` |
+//! | `Model::read` | `pinfold/src/mempolicy/table.rs` `View::at` | `46cdbfdc3e1f2515` |
+//! | `Model::read` | `pinfold/src/mempolicy/table.rs` `View::covering` | `77105cd2e1facb3c` |
 #![cfg(loom)]
 
 #[path = "../src/mempolicy/latch.rs"]
@@ -31,11 +31,11 @@ mod latch;
 use latch::Latch;
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
-use loom::sync::atomic::Ordering::{self, AcqRel, Acquire, Relaxed, Release};
-use loom::sync::atomic::{AtomicPtr, AtomicU64};
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::thread;
 use std::cell::Cell;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::Mutex;
 
 /// What a planted fault removes. The model must find every fault.
@@ -50,8 +50,6 @@ enum Fault {
     VersionStoredRelaxed,
     PointerLoadedRelaxed,
     PointerStoredRelaxed,
-    TopLoadedRelaxed,
-    TopStoredRelaxed,
 }
 
 std::thread_local! {
@@ -65,11 +63,6 @@ loom::thread_local! {
 
 fn fault() -> Fault {
     FAULT.with(Cell::get)
-}
-
-/// Returns `order`, or a weaker one if that is the planted fault.
-fn unless(planted: Fault, order: Ordering) -> Ordering {
-    if fault() == planted { Relaxed } else { order }
 }
 
 /// The latch's atomics: loom's, with the planted fault.
@@ -142,31 +135,30 @@ mod primitive {
     }
 }
 
-struct Root {
-    /// Written before another thread can see the root.
-    size: UnsafeCell<usize>,
-    top: AtomicPtr<Node>,
+/// A table: two arrays of one range, and slots. A change needs a slot besides the active array's.
+struct Table {
+    arrays: [Array; 2],
+    slots: [[AtomicU64; 2]; 2],
 }
 
-/// A tree: one node.
-#[derive(Default)]
-struct Node {
-    words: [AtomicU64; 2],
+struct Array {
+    /// Written before another thread can see the array.
+    size: UnsafeCell<usize>,
+    table: *const Table,
+    slot: AtomicUsize,
 }
 
 struct Model {
-    latch: Latch<Root>,
-    /// All roots and nodes that were made. They stay until the end of the model.
-    made: Mutex<(Vec<*mut Root>, Vec<*mut Node>)>,
-    /// The node that the last change took out of the tree. For the writer.
-    retired: Mutex<Option<*mut Node>>,
+    latch: Latch<Array>,
+    /// All tables that were made. They stay until the end of the model.
+    made: Mutex<Vec<*mut Table>>,
     /// The newest value that a reader has seen, or that a finished change has set.
     known: AtomicU64,
 }
 
-// SAFETY: loom checks every access to roots and nodes for data races.
+// SAFETY: loom checks every access to tables for data races.
 unsafe impl Sync for Model {}
-// SAFETY: roots and nodes are plain memory, which any thread may free.
+// SAFETY: tables are plain memory, which any thread may free.
 unsafe impl Send for Model {}
 
 impl Model {
@@ -175,70 +167,72 @@ impl Model {
         Arc::new(Model {
             latch: Latch::new(primitive::AtomicU64::new(0), [none(), none()]),
             made: Mutex::default(),
-            retired: Mutex::default(),
             known: AtomicU64::new(0),
         })
     }
 
+    /// Does what `Ranges::take_table` does: publishes an array of a new table that has `value`, and
+    /// makes the table's other array the spare one.
+    fn grow(&self, value: u64) {
+        let word = || AtomicU64::new(value);
+        let array = || Array {
+            size: UnsafeCell::new(0),
+            table: null(),
+            slot: AtomicUsize::new(0),
+        };
+        let table = Box::into_raw(Box::new(Table {
+            arrays: [array(), array()],
+            slots: [[word(), word()], [word(), word()]],
+        }));
+        self.made.lock().unwrap().push(table);
+        // SAFETY: `table` is a fresh box that no other thread has yet.
+        let [first, second] = unsafe { &mut (*table).arrays }.each_mut().map(|array| {
+            array.table = table;
+            // SAFETY: as above. loom checks that readers see this write.
+            array.size.with_mut(|size| unsafe { *size = 2 });
+            &raw mut *array
+        });
+        self.latch.replace_spare(first);
+        self.latch.publish();
+        self.latch.replace_spare(second);
+    }
+
     /// Does what `Ranges::set` does. One thread changes the model, to the values 1, 2, 3 and so on.
-    /// With `grow`, a new root replaces the spare one each time.
+    /// With `grow`, a new table replaces the old one each time.
     fn set(&self, value: u64, grow: bool) {
         if grow || self.latch.spare().is_null() {
-            let fresh = Box::into_raw(Box::new(Root {
-                size: UnsafeCell::new(0),
-                top: AtomicPtr::new(null_mut()),
-            }));
-            self.made.lock().unwrap().0.push(fresh);
-            // SAFETY: `fresh` is a fresh box that no other thread has yet. loom checks that
-            // readers see this write.
-            unsafe { (*fresh).size.with_mut(|size| *size = 2) };
-            self.latch.replace_spare(fresh);
+            self.grow(value - 1);
         }
-        // SAFETY: the spare pointer is not null, because `replace_spare` has set it, and roots live
-        // until the model is dropped.
-        let spare = unsafe { &*self.latch.open_spare() };
-        let recycled = self.retired.lock().unwrap().take();
-        let node = recycled.unwrap_or_else(|| {
-            let node = Box::into_raw(Box::new(Node::default()));
-            self.made.lock().unwrap().1.push(node);
-            node
-        });
-        // SAFETY: nodes live until the model is dropped.
-        for word in unsafe { &(*node).words } {
-            word.store(value, Relaxed);
-        }
-        spare
-            .top
-            .store(node, unless(Fault::TopStoredRelaxed, Release));
-        // SAFETY: the pointer is null or a root, which lives until the model is dropped.
-        let active = unsafe { self.latch.active().as_ref() };
-        let old = active.map(|root| root.top.load(Relaxed));
-        // The active tree still holds the previous change.
-        // SAFETY: an active root has a node, which lives until the model is dropped.
-        let before = old.map_or(0, |old| unsafe { (*old).words[0].load(Relaxed) });
-        assert_eq!(before, value - 1);
+        // SAFETY: no pointer is null, because `grow` has set both, and tables live until the model
+        // is dropped.
+        let (spare, old) = unsafe { (&*self.latch.open_spare(), &*self.latch.active()) };
+        // SAFETY: an array's table lives until the model is dropped.
+        let slots = unsafe { &(*spare.table).slots };
+        let used = old.slot.load(Relaxed);
+        // The active array still holds the previous change.
+        assert_eq!(slots[used][0].load(Relaxed), value - 1);
+        slots[1 - used]
+            .iter()
+            .for_each(|word| word.store(value, Relaxed));
+        spare.slot.store(1 - used, Relaxed);
         self.latch.publish();
-        *self.retired.lock().unwrap() = old;
         self.known.fetch_max(value, AcqRel);
     }
 
     fn read(&self) {
         READS.with(|reads| reads.set(true));
         let known = self.known.load(Acquire);
-        let [one, other] = self.latch.read(|root| {
-            // SAFETY: the pointer is null or a root, which lives until the model is dropped.
-            let Some(root) = (unsafe { root.as_ref() }) else {
+        let [one, other] = self.latch.read(|array| {
+            // SAFETY: the pointer is null or an array, which lives until the model is dropped.
+            let Some(array) = (unsafe { array.as_ref() }) else {
                 return [0, 0];
             };
-            // SAFETY: loom fails the model if this read races with the write in `set`.
-            assert_eq!(root.size.with(|size| unsafe { *size }), 2);
-            let order = unless(Fault::TopLoadedRelaxed, Acquire);
-            // SAFETY: the pointer is null or a node, which lives until the model is dropped.
-            match unsafe { root.top.load(order).as_ref() } {
-                Some(node) => [0, 1].map(|word| node.words[word].load(Relaxed)),
-                // A reader that strayed. The latch refuses this, or the values differ from all.
-                None => [u64::MAX, 0],
-            }
+            // SAFETY: loom fails the model if this read races with the write in `grow`.
+            assert_eq!(array.size.with(|size| unsafe { *size }), 2);
+            // SAFETY: an array's table lives until the model is dropped.
+            let slots = unsafe { &(*array.table).slots };
+            let slot = &slots[array.slot.load(Relaxed)];
+            slot.each_ref().map(|word| word.load(Relaxed))
         });
         assert_eq!(one, other, "torn");
         assert!(one >= known, "stale: {one} after {known}");
@@ -248,15 +242,10 @@ impl Model {
 
 impl Drop for Model {
     fn drop(&mut self) {
-        let (roots, nodes) = self.made.get_mut().unwrap();
-        for root in roots.drain(..) {
+        for table in self.made.get_mut().unwrap().drain(..) {
             // SAFETY: `Box::into_raw` returned the pointer, which `made` holds once, and all
             // threads of the model have ended.
-            drop(unsafe { Box::from_raw(root) });
-        }
-        for node in nodes.drain(..) {
-            // SAFETY: `Box::into_raw` returned the pointer, which `made` holds once.
-            drop(unsafe { Box::from_raw(node) });
+            drop(unsafe { Box::from_raw(table) });
         }
     }
 }
@@ -291,12 +280,12 @@ fn one_reader_sees_complete_values_in_order() {
 
 #[test]
 fn one_reader_sees_complete_values_from_the_first_change_on() {
-    explore(Fault::Nothing, 1, 2, 0, 3, false);
+    explore(Fault::Nothing, 1, 2, 0, 2, false);
 }
 
 #[test]
-fn one_reader_sees_complete_values_while_roots_are_replaced() {
-    explore(Fault::Nothing, 1, 2, 2, 3, true);
+fn one_reader_sees_complete_values_while_tables_are_replaced() {
+    explore(Fault::Nothing, 1, 2, 1, 2, true);
 }
 
 #[test]
@@ -305,8 +294,8 @@ fn two_readers_see_complete_values_in_order() {
 }
 
 #[test]
-fn two_readers_see_complete_values_while_roots_are_replaced() {
-    explore(Fault::Nothing, 2, 1, 1, 2, true);
+fn two_readers_see_complete_values_while_tables_are_replaced() {
+    explore(Fault::Nothing, 2, 1, 1, 1, true);
 }
 
 #[test]
@@ -341,24 +330,12 @@ fn loom_finds_stale_reads_if_the_version_is_stored_relaxed() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn loom_finds_uninitialized_roots_if_the_pointer_is_loaded_relaxed() {
+fn loom_finds_uninitialized_arrays_if_the_pointer_is_loaded_relaxed() {
     explore(Fault::PointerLoadedRelaxed, 1, 1, 2, 2, true);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn loom_finds_uninitialized_roots_if_the_pointer_is_stored_relaxed() {
+fn loom_finds_uninitialized_arrays_if_the_pointer_is_stored_relaxed() {
     explore(Fault::PointerStoredRelaxed, 1, 1, 2, 2, true);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn loom_finds_strays_without_memory_if_a_trees_top_is_loaded_relaxed() {
-    explore(Fault::TopLoadedRelaxed, 1, 2, 0, 3, false);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn loom_finds_strays_without_memory_if_a_trees_top_is_stored_relaxed() {
-    explore(Fault::TopStoredRelaxed, 1, 2, 0, 3, false);
 }

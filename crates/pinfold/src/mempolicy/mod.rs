@@ -28,14 +28,12 @@
 //! | `bind` | binding |
 //! | `calls`, `pages`, `refusal` | the system calls |
 //! | `weights`, `order`, `zonelist` | where pages go |
-//! | `latch`, `chunks`, `tree`, `edit`, `parts`, `snapshot`, `ranges`, `shared` | policies by range |
+//! | `latch`, `table`, `ranges`, `shared` | policies by range |
 //! | `placement`, `process`, `noted` | how the allocator follows policies |
 
 mod abi;
 mod bind;
 mod calls;
-mod chunks;
-mod edit;
 mod error;
 mod latch;
 mod mode;
@@ -44,15 +42,13 @@ mod order;
 mod pages;
 mod parse;
 mod parse_error;
-mod parts;
 mod placement;
 mod policy;
 mod process;
 mod ranges;
 mod refusal;
 mod shared;
-mod snapshot;
-mod tree;
+mod table;
 mod weights;
 mod zonelist;
 

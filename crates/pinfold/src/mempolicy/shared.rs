@@ -16,12 +16,11 @@ use core::ops::Range;
 ///
 /// * A lookup is O(log n). It takes no lock and writes no shared memory, so lookups on many CPUs do
 ///   not slow each other down.
-/// * A set is O(log n), and O(1) for each range that it removes: about 1 µs, with 10 ranges and
-///   with 10,000. Only one thread of the process sets at a time, even if the threads set different
-///   maps.
-/// * A map takes no memory before the first set. Then it takes 16 KiB, or 500 to 1,000 bytes for
-///   each range that it had at once, until the map is dropped. [`rebind`](Self::rebind) takes as
-///   much again.
+/// * A set is O(n): it copies the bounds of all ranges, at about 1 ns a range. Only one thread of
+///   the process sets at a time, even if the threads set different maps.
+/// * A map takes no memory before the first set. Then it takes 4 KiB, or 500 to 1,400 bytes for
+///   each range that it had at once, until the map is dropped. [`rebind`](Self::rebind) takes up
+///   to 400 bytes more for each range.
 ///
 /// # Examples
 ///
@@ -96,9 +95,8 @@ impl SharedPolicy {
     ///
     /// The map keeps a copy of `policy`. All pages change at once, for every reader.
     ///
-    /// O(log n) in the number of ranges, and O(1) for each range that is removed. With a `weighted
-    /// interleave` policy, reads the weights: a file for each node. The process's first use of the
-    /// library reads the machine's nodes from sysfs.
+    /// O(n) in the number of ranges. With a `weighted interleave` policy, reads the weights: a file
+    /// for each node. The process's first use of the library reads the machine's nodes from sysfs.
     ///
     /// A signal handler may call this. A fork in another thread waits until the change is done.
     ///
@@ -129,8 +127,8 @@ impl SharedPolicy {
     /// removes it.
     ///
     /// Ranges stay as they are, also ranges that are set or removed later. The map keeps a copy of
-    /// `policy`. O(1). With a `weighted interleave` policy, reads the weights: a file for each
-    /// node.
+    /// `policy`. O(n) in the number of ranges. With a `weighted interleave` policy, reads the
+    /// weights: a file for each node.
     ///
     /// A signal handler may call this. A fork in another thread waits until the change is done.
     ///
@@ -204,11 +202,11 @@ impl SharedPolicy {
     }
 
     /// Binds every policy again, the default too, after the allowed nodes have changed. All
-    /// policies change at once. See [`Mempolicy::rebind`]. O(n log n).
+    /// policies change at once. See [`Mempolicy::rebind`]. O(n).
     ///
     /// # Errors
     ///
-    /// [`RangeError::Busy`] or [`RangeError::OutOfMemory`]. After an error, nothing has changed.
+    /// [`RangeError::Busy`]. After an error, nothing has changed.
     ///
     /// # Examples
     ///
@@ -232,8 +230,8 @@ impl SharedPolicy {
     ///
     /// # Errors
     ///
-    /// [`RangeError::UnknownNodes`] if a policy is not possible; [`RangeError::Busy`] or
-    /// [`RangeError::OutOfMemory`]. After an error, nothing has changed.
+    /// [`RangeError::UnknownNodes`] if a policy is not possible; [`RangeError::Busy`]. After an
+    /// error, nothing has changed.
     pub(crate) fn rebind_if(
         &self,
         allowed: &NodeSet,
@@ -251,8 +249,8 @@ impl SharedPolicy {
         })
     }
 
-    /// Copies all ranges and their policies as they are at one moment, in ascending order. O(n
-    /// log n) time, O(n) memory.
+    /// Copies all ranges and their policies as they are at one moment, in ascending order. O(n)
+    /// time and memory.
     ///
     /// # Errors
     ///
@@ -325,7 +323,8 @@ impl fmt::Debug for SharedPolicy {
 /// # Ok::<(), pinfold::mempolicy::RangeError>(())
 /// ```
 pub struct SharedRanges {
-    records: super::snapshot::Snapshot<RECORD>,
+    /// A map of its own, which no thread changes.
+    records: Ranges<RECORD>,
     next: usize,
 }
 

@@ -147,7 +147,7 @@ impl Pages {
     /// policy.
     ///
     /// Ranges that overlap `range` are trimmed, split or replaced. Pages that are allocated already
-    /// stay where they are. Takes a lock. O(log n) in the number of ranges.
+    /// stay where they are. Takes a lock. O(n) in the number of ranges.
     ///
     /// # Errors
     ///
@@ -170,7 +170,7 @@ impl Pages {
 
     /// Sets the policy of all places whose range has no policy. `None`, or a `default` policy,
     /// removes it; then these places take the thread's policy, or the one that the process was
-    /// started with. See [`SharedPolicy::set_default`]. O(1).
+    /// started with. See [`SharedPolicy::set_default`]. O(n) in the number of ranges.
     ///
     /// # Errors
     ///
@@ -230,7 +230,7 @@ impl Pages {
 
     /// Binds the policies of all ranges again after the allowed nodes have changed; see
     /// [`Mempolicy::rebind`]. The kernel binds the policies of threads; the next allocations ask
-    /// for them again. O(n log n) in the number of ranges.
+    /// for them again. O(n) in the number of ranges.
     ///
     /// The allocator knows only the nodes that the process could use when it started. Other nodes
     /// of a policy give no pages.
@@ -242,7 +242,6 @@ impl Pages {
     /// * [`RangeError::UnknownNodes`] if the allocator knows none of a policy's new nodes.
     /// * [`RangeError::Busy`] if the caller is a signal handler that interrupted a change of
     ///   policies.
-    /// * [`RangeError::OutOfMemory`] if there is no memory.
     pub fn rebind(&self, allowed: &NodeSet) -> Result<(), RangeError> {
         self.policy.rebind_if(allowed, Placement::is_possible)?;
         // The kernel has bound the threads' policies again.
