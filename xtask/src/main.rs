@@ -6,7 +6,6 @@ mod calls;
 mod documents;
 mod floors;
 mod install;
-mod prose;
 mod stack;
 mod tidy;
 mod vm;

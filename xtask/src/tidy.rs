@@ -3,7 +3,6 @@
 use crate::calls;
 use crate::documents;
 use crate::floors::{Edge, FLOORS, Floors};
-use crate::prose;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,13 +10,15 @@ use std::path::{Path, PathBuf};
 /// The most lines of code in a file. Empty lines and those with only a comment do not count, so
 /// that this rule costs no words.
 const MAX_LINES: usize = 800;
+/// The widest line of a comment or of Markdown, in characters. Tables may be wider.
+const MAX_COLUMNS: usize = 100;
 /// The most lines between a SAFETY comment and its unsafe block.
 const REASON_WITHIN: usize = 5;
 
 /// Checks the house rules of modules, files, unsafe blocks and documents.
 ///
-/// Dependencies point down, files are short, unsafe blocks have reasons, prose is plain, links lead
-/// somewhere, and the table of tests is complete.
+/// Dependencies point down, files are short, comments are narrow, unsafe blocks have reasons, links
+/// lead somewhere, and the table of tests is complete.
 #[derive(clap::Args)]
 pub struct Args {
     /// Only lists the uses of modules above their users in one folder: crate, or slab.
@@ -34,14 +35,14 @@ pub fn main(args: Args) -> Result<()> {
         collect(Path::new(folder), &mut files)?;
     }
     for entry in fs::read_dir(".")? {
-        files.extend(Some(entry?.path()).filter(|path| prose::is_checked(path)));
+        files.extend(Some(entry?.path()).filter(|path| is_checked(path)));
     }
     let mut faults = Vec::new();
     for file in &files {
         let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
-        prose::check(file, &text, &mut faults);
+        check_widths(file, &text, &mut faults);
         documents::check(file, &text, &mut faults)?;
-        if file.extension().is_some_and(|extension| extension == "rs") {
+        if extension(file) == Some("rs") {
             check(file, &text, &mut faults);
             calls::check(file, &text, &mut faults);
         }
@@ -72,11 +73,54 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         let path = entry?.path();
         if path.is_dir() && !path.ends_with("target") {
             collect(&path, files)?;
-        } else if prose::is_checked(&path) {
+        } else if is_checked(&path) {
             files.push(path);
         }
     }
     Ok(())
+}
+
+fn extension(file: &Path) -> Option<&str> {
+    file.extension().and_then(|extension| extension.to_str())
+}
+
+fn is_checked(file: &Path) -> bool {
+    match extension(file) {
+        Some("md" | "rs" | "c" | "cc" | "cpp" | "h" | "hpp" | "toml" | "sh") => true,
+        // The scripts of `.ci` have no extension.
+        None => file.starts_with(".ci"),
+        _ => false,
+    }
+}
+
+/// Adds a fault for each line of a comment or of Markdown that is too wide.
+fn check_widths(file: &Path, text: &str, faults: &mut Vec<String>) {
+    let is_comment = |line: &str| {
+        ["//", "/*", "* ", "# "]
+            .iter()
+            .any(|mark| line.starts_with(mark))
+    };
+    let is_markdown = extension(file) == Some("md");
+    let is_table = |line: &str| {
+        let text = line.trim_start_matches(['/', '!', '#', '*', ' ']);
+        text.starts_with(['|', '┌', '│', '└'])
+    };
+    let mut fenced = false;
+    for (at, line) in text.lines().enumerate() {
+        fenced ^= is_markdown && line.trim_start().starts_with("```");
+        let is_text = if is_markdown {
+            !fenced
+        } else {
+            is_comment(line.trim_start())
+        };
+        let width = line.chars().count();
+        if width > MAX_COLUMNS && is_text && !is_table(line) {
+            let place = format!("{}:{}", file.display(), at + 1);
+            faults.push(format!(
+                "{place}: {width} columns; at most {MAX_COLUMNS} are allowed"
+            ));
+        }
+    }
 }
 
 fn check(file: &Path, text: &str, faults: &mut Vec<String>) {
