@@ -378,16 +378,6 @@ fn top_prints_one_picture_as_text() {
         text.contains("= reserved") && text.contains("*SIZE"),
         "{text}"
     );
-    let file = std::env::temp_dir().join(format!("pinfold-top-{}.svg", program.pid()));
-    let path = file.to_str().unwrap();
-    let (text, error, code) = run(&["top", "--once", "--svg", path, &pid]);
-    assert_eq!((text.as_str(), code), ("", Some(0)), "{error}");
-    let picture = fs::read_to_string(&file).unwrap();
-    fs::remove_file(&file).unwrap();
-    assert!(picture.contains("= reserved") && picture.ends_with("</svg>\n"));
-    let (_, error, code) = run(&["top", "--once", "--svg", "/no/such/folder/a.svg", &pid]);
-    assert_eq!(code, Some(2));
-    assert!(error.contains("/no/such/folder/a.svg"), "{error}");
     let (text, ..) = run(&["top", "--once", "--delay", "0.05"]);
     assert!(text.contains(&program.pid().to_string()), "{text}");
     let (_, error, code) = run(&["top", &program.pid().to_string()]);

@@ -5,7 +5,6 @@ mod frame;
 pub mod nodes;
 mod shepherd;
 mod sum;
-mod svg;
 mod tables;
 mod view;
 
@@ -19,7 +18,6 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::{DefaultTerminal, Terminal};
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -53,10 +51,6 @@ pub struct Args {
     /// Wait for one update, print one picture as text of 80 columns and 24 lines, and end
     #[arg(long)]
     once: bool,
-
-    /// With --once, draw the picture into this file instead
-    #[arg(long, value_name = "FILE.svg", requires = "once")]
-    svg: Option<PathBuf>,
 }
 
 /// Whether a signal asks this process to end.
@@ -102,9 +96,6 @@ impl Watched {
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
-    if let Some(file) = &args.svg {
-        output::check_writable("the picture", file)?;
-    }
     let mut watched = Watched::open(&args)?;
     if !watched.update()? {
         return Ok(ExitCode::SUCCESS);
@@ -115,7 +106,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         if !watched.update()? {
             bail!("the process ended before the second reading; give a shorter --delay");
         }
-        return once(&watched, args.svg.as_deref());
+        return once(&watched);
     }
     if !std::io::stdout().is_terminal() {
         bail!("standard output is not a terminal; give --once for one picture as text");
@@ -197,17 +188,11 @@ impl Watched {
     }
 }
 
-/// Prints one picture as text, or draws it into a file.
-fn once(watched: &Watched, file: Option<&Path>) -> Result<ExitCode> {
+/// Prints one picture as text.
+fn once(watched: &Watched) -> Result<ExitCode> {
     let mut terminal = Terminal::new(TestBackend::new(80, 24))?;
     terminal.draw(|frame| draw(frame, watched))?;
-    match file {
-        None => output::print(&text_of(&terminal))?,
-        Some(file) => {
-            let picture = svg::of(terminal.backend().buffer());
-            output::write("the picture", file, picture.as_bytes())?;
-        }
-    }
+    output::print(&text_of(&terminal))?;
     Ok(ExitCode::SUCCESS)
 }
 
