@@ -3,7 +3,7 @@
 
 use crate::output::{self, Lines};
 use anyhow::Result;
-use pinfold::arena;
+use pinfold::internal::with_tightest_cgroup;
 use pinfold::topology::{NodeId, Topology};
 use pinfold_malloc::settings::{MEMORY_LIMIT, RSEQ, THP};
 use pinfold_rseq::{Backend, Index, Missing, abi};
@@ -422,7 +422,8 @@ fn memory_limit(root: &Path) -> Check {
         .lines()
         .find(|line| line.starts_with("Max data size"))
         .and_then(|line| line.split_whitespace().nth(3)?.parse::<usize>().ok());
-    let cgroup = arena::cgroup_limit(root.as_os_str().as_bytes());
+    let root = root.as_os_str().as_bytes();
+    let cgroup = with_tightest_cgroup(root, b"/proc/self/cgroup", |limit, _| limit);
     let soft = std::env::var(MEMORY_LIMIT).ok();
     let found: Vec<String> = [
         cgroup.map(|bytes| format!("the cgroup allows {} MiB", bytes >> 20)),

@@ -5,6 +5,8 @@ pub use crate::sys::{
     coarse_milliseconds, decimal, die as abort, keep_errno, loader_is_idle, set_errno, uncancelled,
 };
 
+pub use crate::topology::cgroup::with_tightest as with_tightest_cgroup;
+
 pub mod fork {
     //! The table of what a fork takes.
     pub use crate::fork::*;

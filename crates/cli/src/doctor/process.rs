@@ -7,10 +7,13 @@ use super::Verdicts;
 use crate::foreign;
 use crate::live::{Snapshot, Source, backend_name};
 use anyhow::{Context, Result};
+use pinfold::internal::with_tightest_cgroup;
 use pinfold::segment::{Call, SlabEvent};
 use pinfold_malloc::settings::{MEMORY_LIMIT, RSEQ, SHEPHERD, STATS, THP};
 use serde::Serialize;
-use std::path::{Component, Path};
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// Bytes in huge pages above which huge pages that hold little are a problem.
 const MUCH_HUGE: u64 = 64 << 20;
@@ -57,13 +60,12 @@ pub fn verdicts(pid: u32) -> Result<Verdicts> {
     let files = foreign::Process::open(pid).with_context(|| format!("process {pid}"))?;
     let environment = files.read_start("environ", ENVIRONMENT).unwrap_or_default();
     let environment = environment.split(|&byte| byte == 0);
-    let cgroup = files.fields("cgroup").map(|file| file.text());
     let process = Process {
         snapshot: source.read().with_context(|| format!("process {pid}"))?,
         environment: environment
             .map(|variable| String::from_utf8_lossy(variable).into_owned())
             .collect(),
-        cgroup: Cgroup::of(&cgroup.unwrap_or_default(), Path::new("/sys/fs/cgroup")),
+        cgroup: Cgroup::of(pid, b""),
         files,
     };
     Ok(Verdicts {
@@ -107,15 +109,6 @@ fn percent(part: u64, whole: u64) -> f64 {
     100.0 * part as f64 / whole as f64
 }
 
-/// The files of a memory cgroup with its limit, its use and its events, in version 2.
-const V2: [&str; 3] = ["memory.max", "memory.current", "memory.events"];
-/// The same files in version 1.
-const V1: [&str; 3] = [
-    "memory.limit_in_bytes",
-    "memory.usage_in_bytes",
-    "memory.oom_control",
-];
-
 /// Returns the bytes of file pages that the kernel drops first when memory is short, by a cgroup's
 /// file `memory.stat`. Version 1 has the sum with the cgroups below in a line of its own.
 fn droppable(stat: &str) -> u64 {
@@ -129,44 +122,24 @@ fn droppable(stat: &str) -> u64 {
 }
 
 impl Cgroup {
-    /// Returns the tightest limit above a process, by its file `cgroup`. Returns `None` without a
-    /// limit. `mounts` is the folder in which the system shows its cgroups.
-    fn of(file: &str, mounts: &Path) -> Option<Cgroup> {
-        // Version 2: `0::/path`. Version 1: `8:memory:/path`.
-        let path = |marks: &str| file.lines().find_map(|line| line.split_once(marks));
-        let of_v2 = path("0::").map(|(_, path)| (path, mounts.to_path_buf(), V2));
-        let of_v1 = path(":memory:").map(|(_, path)| (path, mounts.join("memory"), V1));
-        // The kernel shows a cgroup outside this command's own as `/../other`.
-        let is_inside = |path: &str| {
-            let mut parts = Path::new(path).components();
-            parts.all(|part| part != Component::ParentDir)
-        };
-        let found = [of_v1, of_v2].into_iter().flatten();
-        let found = found.filter(|(path, ..)| is_inside(path));
-        let limits = found.flat_map(|found| {
-            let (path, root, names) = found;
-            let folder = root.join(path.trim_start_matches('/'));
-            let folders: Vec<_> = folder.ancestors().map(Path::to_path_buf).collect();
-            let inside = folders.into_iter().filter(move |f| f.starts_with(&root));
-            inside.filter_map(move |folder| Cgroup::read(&folder, names))
-        });
-        limits.min_by_key(|cgroup| cgroup.limit)
-    }
-
-    /// Reads the limit of one cgroup, from files with these names.
-    fn read(folder: &Path, [limit, used, events]: [&str; 3]) -> Option<Cgroup> {
-        let number = |file: &str| text(&folder.join(file)).trim().parse::<u64>().ok();
-        let events = text(&folder.join(events));
-        let kills = events
-            .lines()
-            .find_map(|line| line.strip_prefix("oom_kill "));
-        Some(Cgroup {
-            // Version 1 has a number close to 2^63 where there is no limit.
-            limit: number(limit).filter(|&bytes| bytes < 1 << 60)?,
-            used: number(used)
-                .unwrap_or(0)
-                .saturating_sub(droppable(&text(&folder.join("memory.stat")))),
-            kills: kills.and_then(|n| n.parse().ok()).unwrap_or(0),
+    /// Returns the tightest limit above process `pid`, or `None` without a limit. `root` stands in
+    /// front of every path.
+    fn of(pid: u32, root: &[u8]) -> Option<Cgroup> {
+        let list = format!("/proc/{pid}/cgroup");
+        with_tightest_cgroup(root, list.as_bytes(), |limit, folder| {
+            // A file that only the other version has is empty here.
+            let text = |file: &str| text(&Path::new(OsStr::from_bytes(folder)).join(file));
+            let used = text("memory.current") + &text("memory.usage_in_bytes");
+            let events = text("memory.events") + &text("memory.oom_control");
+            let kills = events
+                .lines()
+                .find_map(|line| line.strip_prefix("oom_kill "));
+            let used: u64 = used.trim().parse().unwrap_or(0);
+            Cgroup {
+                limit: limit as u64,
+                used: used.saturating_sub(droppable(&text("memory.stat"))),
+                kills: kills.and_then(|n| n.parse().ok()).unwrap_or(0),
+            }
         })
     }
 

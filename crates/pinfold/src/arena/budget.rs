@@ -309,14 +309,6 @@ pub(super) fn is_far(held: usize, times: usize) -> bool {
     TIGHTEST.load(Relaxed) / times >= held
 }
 
-/// Returns the smallest limit of the memory cgroup that the files below the folder `root` describe,
-/// in bytes. Reads files.
-#[doc(hidden)]
-pub fn cgroup_limit(root: &[u8]) -> Option<usize> {
-    let root = root.strip_suffix(b"/").unwrap_or(root);
-    cgroup::memory_limit(root).filter(|&bytes| bytes != NONE)
-}
-
 /// Returns how many bytes may be kept if `in_use` bytes are in use, and at most `lately` bytes were
 /// in use at once a short while ago: what `in_use` lacks to nine eighths of `lately`, and an eighth
 /// of `in_use`, at least 4 MiB. But the result is at most a sixteenth of the tightest limit, and at

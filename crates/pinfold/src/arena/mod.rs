@@ -67,8 +67,8 @@ mod stat;
 mod window;
 
 pub use budget::{
-    Limit, LimitError, VARIABLE as LIMIT_VARIABLE, cgroup_limit, dirty_limit, hard_limit, limit,
-    memory_limit, set_dirty_limit, set_limit, set_memory_limit,
+    Limit, LimitError, VARIABLE as LIMIT_VARIABLE, dirty_limit, hard_limit, limit, memory_limit,
+    set_dirty_limit, set_limit, set_memory_limit,
 };
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, HugePagesError, huge_pages, set_huge_pages};

@@ -20,6 +20,8 @@ use crate::lock::{Lock, Rank, Word};
 use crate::sys::{for_each_line, number_at_start, read_once};
 use core::ffi::CStr;
 
+/// The file that names this process's cgroups.
+const OWN: &[u8] = b"/proc/self/cgroup";
 /// The longest name of a cgroup that is read.
 const NAME: usize = 512;
 /// The longest path: a test's root, a mount point, a cgroup and a file.
@@ -128,8 +130,20 @@ impl<const N: usize> Text<N> {
 /// two files for each level of the cgroup.
 pub(crate) fn memory_limit(root: &[u8]) -> Option<usize> {
     let mut room = ROOM.try_lock()?;
-    let limit = own(root, &mut room).and_then(|version| limit_of(root, version, &mut room));
+    let version = own(root, OWN, &mut room);
+    let limit = version.and_then(|version| limit_of(root, version, &mut room));
     Some(limit.unwrap_or(usize::MAX))
+}
+
+/// Finds the smallest limit on the memory of a process, and calls `f` with the limit in bytes and
+/// with the folder of the cgroup that has it. Returns `None` if there is no limit.
+///
+/// `list` is the path of the process's file `cgroup`. `root` stands in front of every path.
+pub fn with_tightest<R>(root: &[u8], list: &[u8], f: impl FnOnce(usize, &[u8]) -> R) -> Option<R> {
+    let mut room = ROOM.lock()?;
+    let version = own(root, list, &mut room)?;
+    let limit = limit_of(root, version, &mut room).filter(|&limit| limit < usize::MAX)?;
+    Some(f(limit, room.path.get()))
 }
 
 /// Returns the word of this module's lock, for a fork.
@@ -143,7 +157,7 @@ pub(crate) fn with_file<R>(file: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R>
     let mut room = ROOM.lock()?;
     let Room { name, path, line } = &mut *room;
     let mut found = false;
-    for_own(b"", line, |version, own| {
+    for_own(b"", OWN, line, |version, own| {
         if version == Version::Two {
             found = name.set(own);
         }
@@ -163,9 +177,10 @@ fn at_root<R>(root: &[u8], file: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R>
     }
 }
 
-/// Calls `each` with the version and the name of the cgroups that may limit the process's memory.
-fn for_own(root: &[u8], room: &mut [u8], mut each: impl FnMut(Version, &[u8])) {
-    at_root(root, b"/proc/self/cgroup", |path| {
+/// Calls `each` with the version and the name of the cgroups that may limit the process's memory,
+/// by its file `list`.
+fn for_own(root: &[u8], list: &[u8], room: &mut [u8], mut each: impl FnMut(Version, &[u8])) {
+    at_root(root, list, |path| {
         for_each_line(path, room, |line| {
             let mut fields = line.splitn(3, |&byte| byte == b':');
             let (id, controllers, name) = (fields.next(), fields.next(), fields.next());
@@ -185,10 +200,10 @@ fn for_own(root: &[u8], room: &mut [u8], mut each: impl FnMut(Version, &[u8])) {
 ///
 /// If both versions are listed, the first version has the memory controller. A controller belongs
 /// to only one hierarchy, and the second version's hierarchy is listed even without the controller.
-fn own(root: &[u8], room: &mut Room) -> Option<Version> {
+fn own(root: &[u8], list: &[u8], room: &mut Room) -> Option<Version> {
     let Room { name, line, .. } = room;
     let mut found = None;
-    for_own(root, line, |version, own| {
+    for_own(root, list, line, |version, own| {
         if found != Some(Version::One) {
             found = name.set(own).then_some(version);
         }
@@ -201,19 +216,22 @@ fn has_item(list: &[u8], item: &[u8]) -> bool {
     list.split(|&byte| byte == b',').any(|one| one == item)
 }
 
-/// Returns the smallest limit of the cgroup whose name is in `room`, and of the cgroups above it.
-/// Returns `None` if no file has a limit.
+/// Returns the smallest limit of the cgroup whose name is in `room`, and of the cgroups above it,
+/// and leaves the path of the cgroup that has it in `room`. Returns `None` if no file has a limit.
 fn limit_of(root: &[u8], version: Version, room: &mut Room) -> Option<usize> {
     let Room { name, path, line } = room;
     let mut below_mount = |at: &[u8], above: &[u8]| {
-        let whole = path.set(root) && path.push(at);
-        let end = path.length;
-        let whole = whole && path.push(below(name.get(), above));
-        if whole {
-            lowest(version, path, end)
-        } else {
-            None
-        }
+        let set = |path: &mut Text<PATH>| {
+            let mount = path.set(root) && path.push(at);
+            let end = path.length;
+            (mount && path.push(below(name.get(), above))).then_some(end)
+        };
+        let end = set(path)?;
+        let (limit, length) = lowest(version, path, end)?;
+        // The names of files are where the path of a lower cgroup was.
+        set(path)?;
+        path.length = length;
+        Some(limit)
     };
     let usual = below_mount(version.usual_mount(), b"/");
     // The root cgroup has no files.
@@ -269,15 +287,18 @@ fn below<'n>(name: &'n [u8], root: &[u8]) -> &'n [u8] {
 }
 
 /// Returns the smallest limit from the cgroup at `path` up to the mount point, which is the first
-/// `end` bytes of the path. Returns `None` if no level has a file.
-fn lowest(version: Version, path: &mut Text<PATH>, end: usize) -> Option<usize> {
-    let mut lowest = None;
+/// `end` bytes of the path, and the length of the path that has it. Returns `None` if no level has
+/// a file.
+fn lowest(version: Version, path: &mut Text<PATH>, end: usize) -> Option<(usize, usize)> {
+    let mut lowest: Option<(usize, usize)> = None;
     loop {
         for file in version.files() {
             let Some(limit) = path.with(file, limit_in).flatten() else {
                 break;
             };
-            lowest = Some(lowest.map_or(limit, |lowest: usize| lowest.min(limit)));
+            if lowest.is_none_or(|(lowest, _)| limit < lowest) {
+                lowest = Some((limit, path.length));
+            }
         }
         let rest = &path.bytes[end..path.length];
         match rest.iter().rposition(|&byte| byte == b'/') {

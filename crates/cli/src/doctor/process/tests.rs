@@ -132,35 +132,34 @@ fn write(folder: &Path, files: &[(&str, &str)]) {
 #[test]
 fn the_tightest_limit_above_a_process_counts() {
     let root = tempfile::tempdir().unwrap();
+    let v1 = "sys/fs/cgroup/memory/x/memory";
     write(
         root.path(),
         &[
-            ("a/memory.max", "5000\n"),
-            ("a/b/memory.max", "1000\n"),
-            ("a/b/memory.current", "900\n"),
-            ("a/b/memory.stat", "anon 7\ninactive_file 100\n"),
-            ("a/b/memory.events", "oom 9\noom_kill 3\n"),
-            ("a/b/c/memory.max", "max\n"),
-            ("memory/x/memory.limit_in_bytes", "700\n"),
-            ("memory/x/memory.usage_in_bytes", "600\n"),
-            ("memory/x/memory.oom_control", "under_oom 0\noom_kill 2\n"),
-            ("memory/y/memory.limit_in_bytes", "9223372036854771712\n"),
+            ("proc/7/cgroup", "0::/a/b/c\n"),
+            ("proc/8/cgroup", "8:memory:/x\n0::/a/b\n"),
+            ("proc/9/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/a/memory.max", "5000\n"),
+            ("sys/fs/cgroup/a/b/memory.max", "1000\n"),
+            ("sys/fs/cgroup/a/b/memory.current", "900\n"),
+            (
+                "sys/fs/cgroup/a/b/memory.stat",
+                "anon 7\ninactive_file 100\n",
+            ),
+            ("sys/fs/cgroup/a/b/memory.events", "oom 9\noom_kill 3\n"),
+            ("sys/fs/cgroup/a/b/c/memory.max", "max\n"),
+            (&format!("{v1}.limit_in_bytes"), "700\n"),
+            (&format!("{v1}.usage_in_bytes"), "600\n"),
+            (&format!("{v1}.oom_control"), "under_oom 0\noom_kill 2\n"),
         ],
     );
-    let found = |file: &str| {
-        let cgroup = Cgroup::of(file, root.path())?;
+    let found = |pid: u32| {
+        let cgroup = Cgroup::of(pid, root.path().as_os_str().as_bytes())?;
         Some((cgroup.limit, cgroup.used, cgroup.kills))
     };
-    assert_eq!(found("0::/a/b/c\n"), Some((1000, 800, 3)));
-    assert_eq!(found("0::/a\n"), Some((5000, 0, 0)));
-    assert_eq!(found("0::/\n"), None);
-    assert_eq!(found("0::/../../etc\n"), None);
-    assert_eq!(
-        found("8:memory:/x\n1:name=systemd:/a\n"),
-        Some((700, 600, 2))
-    );
-    assert_eq!(found("8:memory:/y\n"), None);
-    assert_eq!(found("8:memory:/x\n0::/a/b\n"), Some((700, 600, 2)));
+    assert_eq!(found(7), Some((1000, 800, 3)));
+    assert_eq!(found(8), Some((700, 600, 2)));
+    assert_eq!((found(9), found(10)), (None, None));
 }
 
 #[test]
