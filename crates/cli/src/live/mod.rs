@@ -7,6 +7,7 @@ mod calls;
 pub mod control;
 pub mod list;
 mod mail;
+mod repeat;
 pub mod serve;
 pub mod slabinfo;
 mod snapshot;

@@ -1,15 +1,13 @@
 //! `pinfold stat`: what a process's allocator holds and does, line by line, as `vmstat` shows the
 //! system.
 
+use super::repeat::Repeat;
 use super::snapshot::Snapshot;
-use super::source::{Source, Unreadable};
-use crate::output;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use pinfold::segment::SlabEvent;
 use serde::Serialize;
 use std::process::ExitCode;
-use std::thread::sleep;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Show what a process's allocator holds and does, one line per interval
 ///
@@ -17,21 +15,8 @@ use std::time::{Duration, SystemTime};
 /// Each other line shows rates since the line before. Ends with the process.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The process id
-    #[arg(value_name = "PID", value_parser = super::pid)]
-    pid: u32,
-
-    /// Seconds between lines, from 0.01 to 86400; one line without it
-    #[arg(value_parser = super::interval)]
-    interval: Option<Duration>,
-
-    /// The number of lines; without it, lines until the process ends
-    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
-
-    /// Print one JSON object a line
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    repeat: Repeat,
 }
 
 /// The number of lines after which the header is repeated.
@@ -132,36 +117,18 @@ const HEADER: &str = "\
 ";
 
 pub fn main(args: Args) -> Result<ExitCode> {
-    let source = Source::open(args.pid).with_context(|| format!("process {}", args.pid))?;
-    let lines = match (args.interval, args.count) {
-        (None, _) => 1,
-        (_, count) => count.unwrap_or(u64::MAX),
-    };
     let (mut before, mut when) = (Sums::default(), None);
-    for nth in 0..lines {
-        let snapshot = match source.read() {
-            Ok(snapshot) => snapshot,
-            Err(Unreadable::Gone) if nth > 0 => break,
-            Err(error) => return Err(error).with_context(|| format!("process {}", args.pid)),
-        };
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+    args.repeat.main(|snapshot, nth, now| {
         let since = when.unwrap_or(Duration::from_nanos(snapshot.started_ns));
         // A clock that was set back must not make a rate infinite.
         let time = now.saturating_sub(since).max(Duration::from_millis(1));
-        let sums = Sums::of(&snapshot);
-        let line = Line::of(&snapshot, before, sums, time);
-        let text = match args.json {
+        let sums = Sums::of(snapshot);
+        let line = Line::of(snapshot, before, sums, time);
+        (before, when) = (sums, Some(now));
+        Ok(match args.repeat.json {
             true => serde_json::to_string(&line)? + "\n",
             false if nth % LINES == 0 => HEADER.to_owned() + &line.text(),
             false => line.text(),
-        };
-        if !output::print_more(&text)? {
-            break;
-        }
-        (before, when) = (sums, Some(now));
-        if nth + 1 < lines {
-            sleep(args.interval.unwrap_or_default());
-        }
-    }
-    Ok(ExitCode::SUCCESS)
+        })
+    })
 }

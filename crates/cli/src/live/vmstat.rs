@@ -1,15 +1,14 @@
 //! `pinfold vmstat`: the counters that a program shows by name, in the form of `/proc/vmstat`.
 
+use super::repeat::Repeat;
 use super::snapshot::{Counter, Snapshot};
-use super::source::{Source, Unreadable};
 use crate::output;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::process::ExitCode;
-use std::thread::sleep;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 /// Show the counters that a program shows by name, as /proc/vmstat does
 ///
@@ -18,21 +17,8 @@ use std::time::{Duration, SystemTime};
 /// `pinfold_counter_show`.
 #[derive(clap::Args)]
 pub struct Args {
-    /// The process id
-    #[arg(value_name = "PID", value_parser = super::pid)]
-    pid: u32,
-
-    /// Seconds between blocks, from 0.01 to 86400; one block without it
-    #[arg(value_parser = super::interval)]
-    interval: Option<Duration>,
-
-    /// The number of blocks; without it, blocks until the process ends
-    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
-
-    /// Print one JSON object a line, for each block
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    repeat: Repeat,
 }
 
 #[derive(Serialize)]
@@ -152,49 +138,28 @@ fn printable(name: &str) -> String {
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
-    let source = Source::open(args.pid).with_context(|| format!("process {}", args.pid))?;
-    let blocks = match (args.interval, args.count) {
-        (None, _) => 1,
-        (_, count) => count.unwrap_or(u64::MAX),
-    };
     let mut before = Before::default();
     let mut is_remarked = false;
-    for nth in 0..blocks {
-        let snapshot = match source.read() {
-            Ok(snapshot) => snapshot,
-            Err(Unreadable::Gone) if nth > 0 => break,
-            Err(error) => return Err(error).with_context(|| format!("process {}", args.pid)),
-        };
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
-        let block = Block::of(args.pid, &snapshot, &before, now);
-        if args.json {
-            let line = serde_json::to_string(&Answer { vmstat: block })?;
-            if !output::print_more(&(line + "\n"))? {
-                break;
-            }
-        } else {
-            if let Some(remark) = block.remark().filter(|_| !is_remarked) {
-                output::note(remark);
-                is_remarked = true;
-            }
-            let text = block.text();
-            let gap = if nth == 0 || text.is_empty() {
-                ""
-            } else {
-                "\n"
-            };
-            if !output::print_more(&(gap.to_owned() + &text))? {
-                break;
-            }
-        }
+    args.repeat.main(|snapshot, nth, now| {
+        let block = Block::of(args.repeat.pid, snapshot, &before, now);
         let values = snapshot.counters.iter();
         before = Before {
             values: values.map(|c| (c.name.clone(), c.number())).collect(),
             counted_ns: snapshot.counted_ns,
         };
-        if nth + 1 < blocks {
-            sleep(args.interval.unwrap_or_default());
+        if args.repeat.json {
+            return Ok(serde_json::to_string(&Answer { vmstat: block })? + "\n");
         }
-    }
-    Ok(ExitCode::SUCCESS)
+        if let Some(remark) = block.remark().filter(|_| !is_remarked) {
+            output::note(remark);
+            is_remarked = true;
+        }
+        let text = block.text();
+        let gap = if nth == 0 || text.is_empty() {
+            ""
+        } else {
+            "\n"
+        };
+        Ok(gap.to_owned() + &text)
+    })
 }
