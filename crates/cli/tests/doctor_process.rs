@@ -3,15 +3,16 @@
 //! The programs are this test itself, run by `pinfold run` in a role that an environment variable
 //! names.
 
+mod program;
+
+use program::{Program, ROLE, RUN, in_role};
 use serde_json::Value;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::mpsc::sync_channel;
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-const ROLE: &str = "PINFOLD_TEST_ROLE";
 /// How long a program in a role lives, if no test ends it.
 const LIFE: Duration = Duration::from_secs(60);
 /// How long a test waits for what must happen.
@@ -58,49 +59,6 @@ fn cross() {
     freeing.join().unwrap();
 }
 
-/// A program in a role. Ends when this value is dropped.
-struct Program {
-    program: Child,
-    /// Open until the end, because the program may still print.
-    _lines: BufReader<ChildStdout>,
-}
-
-impl Program {
-    /// Starts a program with variables, and waits until it is ready.
-    fn start(role: &str, variables: &[(&str, &str)]) -> Program {
-        let mut program = Command::new(env!("CARGO_BIN_EXE_pinfold"))
-            .args(["run", "--"])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "role", "--nocapture", "--test-threads", "2"])
-            .env_remove("LD_PRELOAD")
-            .env_remove("PINFOLD_LIBRARY")
-            .env_remove("PINFOLD_STATS")
-            .env_remove("PINFOLD_RSEQ")
-            .env(ROLE, role)
-            .envs(variables.iter().copied())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(program.stdout.take().unwrap());
-        let mut line = String::new();
-        while !line.contains("ready") {
-            line.clear();
-            assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it ended");
-        }
-        Program {
-            program,
-            _lines: lines,
-        }
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.program.kill();
-        let _ = self.program.wait();
-    }
-}
-
 fn doctor(words: &[&str]) -> (String, String, Option<i32>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
     let output = command.arg("doctor").args(words).output().unwrap();
@@ -111,9 +69,21 @@ fn doctor(words: &[&str]) -> (String, String, Option<i32>) {
     )
 }
 
+/// Starts a program with variables.
+fn start(role: &str, variables: &[(&str, &str)]) -> Program {
+    Program::start(
+        in_role(&RUN, role)
+            .env("RUST_TEST_THREADS", "2")
+            .env_remove("LD_PRELOAD")
+            .env_remove("PINFOLD_LIBRARY")
+            .env_remove("PINFOLD_RSEQ")
+            .envs(variables.iter().copied()),
+    )
+}
+
 /// Returns a verdict on a program: whether it is a problem, what was found, and the advice.
 fn verdict(program: &Program, name: &str) -> (bool, String, String) {
-    let pid = program.program.id().to_string();
+    let pid = program.pid();
     let (out, error, code) = doctor(&[&pid, "--json"]);
     assert_eq!(code, Some(0), "{error}");
     let answer: Value = serde_json::from_str(&out).unwrap();
@@ -126,25 +96,25 @@ fn verdict(program: &Program, name: &str) -> (bool, String, String) {
 
 #[test]
 fn missing_restartable_sequences_are_a_problem() {
-    let program = Program::start("sleeps", &[("PINFOLD_RSEQ", "off")]);
+    let program = start("sleeps", &[("PINFOLD_RSEQ", "off")]);
     let (problem, found, advice) = verdict(&program, "backend");
     assert!(problem && found.contains("PINFOLD_RSEQ=off"), "{found}");
     assert!(advice.contains("without this setting"), "{advice}");
     let rseq = doctor(&["--json"]).0;
     let machine: Value = serde_json::from_str(&rseq).unwrap();
-    let program = Program::start("sleeps", &[]);
+    let program = start("sleeps", &[]);
     let (problem, found, _) = verdict(&program, "backend");
     assert_eq!(problem, machine["checks"][0]["ok"] == false, "{found}");
 }
 
 #[test]
 fn a_missing_shepherd_is_a_problem_for_a_program_with_threads() {
-    let program = Program::start("sleeps", &[("PINFOLD_SHEPHERD", "off")]);
+    let program = start("sleeps", &[("PINFOLD_SHEPHERD", "off")]);
     let (problem, found, advice) = verdict(&program, "shepherd");
     assert!(problem && found.starts_with("not there"), "{found}");
     assert!(advice.contains("PINFOLD_SHEPHERD=off"), "{advice}");
     for setting in ["auto", "on"] {
-        let program = Program::start("sleeps", &[("PINFOLD_SHEPHERD", setting)]);
+        let program = start("sleeps", &[("PINFOLD_SHEPHERD", setting)]);
         let end = Instant::now() + PATIENCE;
         while verdict(&program, "shepherd").0 {
             assert!(Instant::now() < end, "no shepherd with {setting}");
@@ -167,11 +137,11 @@ fn many_frees_on_another_node_are_a_problem() {
         return;
     }
     let nodes = [("PINFOLD_FAKE_NODES", "2")];
-    let program = Program::start("crosses", &nodes);
+    let program = start("crosses", &nodes);
     let (problem, found, advice) = verdict(&program, "remote frees");
     assert!(problem, "{found}");
     assert!(advice.contains("on one node"), "{advice}");
-    let program = Program::start("sleeps", &nodes);
+    let program = start("sleeps", &nodes);
     let (problem, found, _) = verdict(&program, "remote frees");
     assert!(!problem, "{found}");
     assert!(verdict(&program, "nodes").1.starts_with("2 "));
@@ -180,12 +150,12 @@ fn many_frees_on_another_node_are_a_problem() {
 #[test]
 fn settings_are_named_and_lines_say_what_to_do() {
     let settings = [("PINFOLD_MEMORY_LIMIT", "512M"), ("PINFOLD_THP", "never")];
-    let program = Program::start("sleeps", &settings);
+    let program = start("sleeps", &settings);
     let found = verdict(&program, "memory limit").1;
     assert!(found.contains("PINFOLD_MEMORY_LIMIT=512M"), "{found}");
     let found = verdict(&program, "huge pages").1;
     assert!(found.contains("PINFOLD_THP=never"), "{found}");
-    let pid = program.program.id().to_string();
+    let pid = program.pid();
     let (out, error, code) = doctor(&[&pid]);
     assert_eq!(code, Some(0), "{error}");
     let (head, rest) = out.split_once('\n').unwrap();

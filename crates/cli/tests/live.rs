@@ -3,17 +3,18 @@
 //! The programs are this test itself, run by `pinfold run` in a role that an environment variable
 //! names.
 
+mod program;
+
+use program::{Program, ROLE, in_shell, work};
 use serde_json::Value;
 use std::fs;
 use std::hint::black_box;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
-use std::time::{Duration, Instant};
-
-const ROLE: &str = "PINFOLD_TEST_ROLE";
+use std::time::Duration;
 
 /// How long a program in a role lives, if no test ends it.
 const LIFE: Duration = Duration::from_secs(60);
@@ -46,20 +47,10 @@ fn fork_child() {
     // the parent may have locked: Pinfold's malloc takes its locks for a fork.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        work();
+        work(LIFE);
         std::process::exit(0);
     }
     println!("child {child}");
-}
-
-/// Allocates and frees, with pauses.
-fn work() {
-    let end = Instant::now() + LIFE;
-    while Instant::now() < end {
-        let blocks: Vec<Vec<u8>> = (0..3000).map(|_| black_box(vec![1; 200])).collect();
-        drop(black_box(blocks));
-        sleep(Duration::from_millis(5));
-    }
 }
 
 fn pinfold() -> Command {
@@ -71,77 +62,23 @@ fn pinfold() -> Command {
     command
 }
 
-/// A program in a role. Ends when this value is dropped.
-struct Program {
-    program: Child,
-    lines: BufReader<ChildStdout>,
-    /// The number of the child that it has forked.
-    child: Option<u32>,
+/// Returns the files that a program shows itself by.
+fn files(program: &Program) -> Vec<PathBuf> {
+    let entries = fs::read_dir(format!("/proc/{}/fd", program.id())).unwrap();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    let is_ours = |path: &Path| {
+        fs::read_link(path).is_ok_and(|target| target.to_string_lossy().contains("memfd:pinfold"))
+    };
+    paths.filter(|path| is_ours(path)).collect()
 }
 
-impl Program {
-    /// Starts a program with words of `sh` before it, and waits until it is ready.
-    fn start_after(shell: &str, role: &str) -> Program {
-        let words = format!("{shell} exec \"$0\" run -- \"$@\"");
-        let mut program = Command::new("sh")
-            .args(["-c", &words, env!("CARGO_BIN_EXE_pinfold")])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "role", "--nocapture", "--test-threads", "1"])
-            .env(ROLE, role)
-            .env_remove("PINFOLD_STATS")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(program.stdout.take().unwrap());
-        let mut program = Program {
-            program,
-            lines,
-            child: None,
-        };
-        program.wait_for("ready ");
-        program
-    }
-
-    fn start(role: &str) -> Program {
-        Program::start_after("", role)
-    }
-
-    fn wait_for(&mut self, words: &str) {
-        let mut line = String::new();
-        while !line.contains(words) {
-            line.clear();
-            assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "it ended");
-            if let Some((_, child)) = line.split_once("child ") {
-                self.child = Some(child.trim().parse().unwrap());
-            }
-        }
-    }
-
-    fn pid(&self) -> u32 {
-        self.program.id()
-    }
-
-    /// Returns the files that the program shows itself by.
-    fn files(&self) -> Vec<PathBuf> {
-        let entries = fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
-        let paths = entries.map(|entry| entry.unwrap().path());
-        let is_ours = |path: &Path| {
-            fs::read_link(path)
-                .is_ok_and(|target| target.to_string_lossy().contains("memfd:pinfold"))
-        };
-        paths.filter(|path| is_ours(path)).collect()
-    }
+/// Starts a program with words of `sh` before it.
+fn start_after(shell: &str, role: &str) -> Program {
+    Program::start(&mut in_shell(shell, role))
 }
 
-impl Drop for Program {
-    fn drop(&mut self) {
-        if let Some(child) = self.child {
-            // SAFETY: the call uses no memory of this process.
-            unsafe { libc::kill(child as i32, libc::SIGKILL) };
-        }
-        let _ = self.program.kill();
-        let _ = self.program.wait();
-    }
+fn start(role: &str) -> Program {
+    start_after("", role)
 }
 
 /// Runs the command. Returns its output, its errors, and its exit status.
@@ -177,27 +114,27 @@ fn cache(pid: u32, name: &str) -> Value {
 
 #[test]
 fn a_running_program_is_listed_with_its_memory() {
-    let program = Program::start("sleeps");
-    let row = listed(program.pid()).unwrap();
+    let program = start("sleeps");
+    let row = listed(program.id()).unwrap();
     assert!(row["held_bytes"].as_u64().unwrap() >= 3_000_000, "{row}");
     assert!(
         row["used_bytes"].as_u64() <= row["held_bytes"].as_u64(),
         "{row}"
     );
-    let pid = program.pid();
+    let pid = program.id();
     drop(program);
     assert!(listed(pid).is_none());
 }
 
 #[test]
 fn slabinfo_tells_the_objects_of_each_cache() {
-    let program = Program::start("sleeps");
-    let row = cache(program.pid(), "kmalloc-03072");
+    let program = start("sleeps");
+    let row = cache(program.id(), "kmalloc-03072");
     let active = row["active"].as_u64().unwrap();
     // Beside the blocks in use, only sheaves hold objects.
     assert!((1000..1500).contains(&active), "{row}");
     assert!(row["objects"].as_u64().unwrap() >= active, "{row}");
-    let (text, ..) = run(&["slabinfo", &program.pid().to_string()]);
+    let (text, ..) = run(&["slabinfo", &program.pid()]);
     assert!(
         text.starts_with("slabinfo - version: 2.1\n# name"),
         "{text}"
@@ -210,8 +147,8 @@ fn slabinfo_tells_the_objects_of_each_cache() {
 
 #[test]
 fn stat_shows_rates_and_ends_with_the_process() {
-    let program = Program::start("forks");
-    let child = program.child.unwrap();
+    let program = start("forks");
+    let child = program.number("child");
     assert!(listed(child).is_some());
     let (text, error, code) = run(&["stat", &child.to_string(), "0.2", "3", "--json"]);
     assert_eq!(code, Some(0), "{error}");
@@ -240,12 +177,12 @@ fn stat_shows_rates_and_ends_with_the_process() {
 
 #[test]
 fn a_forked_child_is_shown_at_the_first_look() {
-    let program = Program::start("forks");
-    let child = program.child.unwrap();
+    let program = start("forks");
+    let child = program.number("child");
     let row = listed(child).expect("the child is shown");
     assert!(row["held_bytes"].as_u64().unwrap() >= 3_000_000, "{row}");
     // What the parent had at the fork counts for both, what came later for one.
-    let parent = cache(program.pid(), "kmalloc-00224");
+    let parent = cache(program.id(), "kmalloc-00224");
     let child = cache(child, "kmalloc-00224");
     assert!(
         child["refills"].as_u64() > parent["refills"].as_u64(),
@@ -256,9 +193,9 @@ fn a_forked_child_is_shown_at_the_first_look() {
 #[test]
 fn other_processes_cannot_write_to_the_statistics() {
     use std::os::unix::fs::FileExt;
-    let program = Program::start("sleeps");
-    let before = cache(program.pid(), "kmalloc-03072");
-    for path in program.files() {
+    let program = start("sleeps");
+    let before = cache(program.id(), "kmalloc-03072");
+    for path in files(&program) {
         let Ok(file) = fs::OpenOptions::new().write(true).open(&path) else {
             continue;
         };
@@ -271,19 +208,19 @@ fn other_processes_cannot_write_to_the_statistics() {
             assert!(file.write_at(&[0xff; 64], 0).is_err());
         }
     }
-    assert_eq!(before, cache(program.pid(), "kmalloc-03072"));
-    assert!(listed(program.pid()).is_some());
+    assert_eq!(before, cache(program.id(), "kmalloc-03072"));
+    assert!(listed(program.id()).is_some());
 }
 
 #[test]
 fn descriptors_are_high_and_not_inherited_by_exec() {
-    let program = Program::start("sleeps");
-    let files = program.files();
+    let program = start("sleeps");
+    let files = files(&program);
     assert_eq!(files.len(), 2);
     for file in files {
         let number: u32 = file.file_name().unwrap().to_str().unwrap().parse().unwrap();
         assert!(number >= 240, "{number}");
-        let info = fs::read_to_string(format!("/proc/{}/fdinfo/{number}", program.pid())).unwrap();
+        let info = fs::read_to_string(format!("/proc/{}/fdinfo/{number}", program.id())).unwrap();
         let flags = info
             .lines()
             .find_map(|line| line.strip_prefix("flags:"))
@@ -295,10 +232,10 @@ fn descriptors_are_high_and_not_inherited_by_exec() {
 
 #[test]
 fn root_can_read_a_program_that_has_closed_its_descriptors() {
-    let program = Program::start("closes");
-    assert_eq!(program.files().len(), 0);
-    let (_, error, code) = run(&["stat", &program.pid().to_string()]);
-    if fs::File::open(format!("/proc/{}/mem", program.pid())).is_ok() {
+    let program = start("closes");
+    assert_eq!(files(&program).len(), 0);
+    let (_, error, code) = run(&["stat", &program.pid()]);
+    if fs::File::open(format!("/proc/{}/mem", program.id())).is_ok() {
         assert_eq!(code, Some(0), "{error}");
     } else {
         assert_eq!(code, Some(2));
@@ -310,8 +247,8 @@ fn root_can_read_a_program_that_has_closed_its_descriptors() {
 fn a_program_that_may_have_no_segment_runs_without_one() {
     // No file of any size, and few descriptors.
     for limit in ["ulimit -f 0;", "ulimit -n 20;"] {
-        let program = Program::start_after(limit, "sleeps");
-        assert!(listed(program.pid()).is_none(), "{limit}");
+        let program = start_after(limit, "sleeps");
+        assert!(listed(program.id()).is_none(), "{limit}");
     }
 }
 
@@ -327,8 +264,8 @@ fn response(address: &str, request: &str) -> String {
 
 #[test]
 fn numbers_are_served_over_http_until_the_process_ends() {
-    let program = Program::start("sleeps");
-    let pid = program.pid().to_string();
+    let program = start("sleeps");
+    let pid = program.pid();
     let mut serve = pinfold()
         .args(["serve", "--listen", "127.0.0.1:0", &pid])
         .stdout(Stdio::piped())
@@ -369,8 +306,8 @@ fn numbers_are_served_over_http_until_the_process_ends() {
 
 #[test]
 fn top_prints_one_picture_as_text() {
-    let program = Program::start("sleeps");
-    let pid = program.pid().to_string();
+    let program = start("sleeps");
+    let pid = program.pid();
     let (text, error, code) = run(&["top", "--once", "--sort", "size", &pid]);
     assert_eq!(code, Some(0), "{error}");
     assert_eq!(text.lines().count(), 24);
@@ -379,8 +316,8 @@ fn top_prints_one_picture_as_text() {
         "{text}"
     );
     let (text, ..) = run(&["top", "--once", "--delay", "0.05"]);
-    assert!(text.contains(&program.pid().to_string()), "{text}");
-    let (_, error, code) = run(&["top", &program.pid().to_string()]);
+    assert!(text.contains(&program.pid()), "{text}");
+    let (_, error, code) = run(&["top", &program.pid()]);
     assert_eq!(code, Some(2));
     assert!(error.contains("--once"), "{error}");
 }
@@ -390,10 +327,10 @@ fn a_process_that_counts_every_call_is_shown_too() {
     let folder = std::env::temp_dir().join(format!("pinfold-counts-{}", std::process::id()));
     fs::create_dir(&folder).unwrap();
     let variable = format!("export PINFOLD_STATS='{}';", folder.display());
-    let program = Program::start_after(&variable, "sleeps");
-    let pid = program.pid().to_string();
-    assert!(listed(program.pid()).is_some());
-    let row = cache(program.pid(), "kmalloc-03072");
+    let program = start_after(&variable, "sleeps");
+    let pid = program.pid();
+    assert!(listed(program.id()).is_some());
+    let row = cache(program.id(), "kmalloc-03072");
     assert!(
         (1000..1500).contains(&row["active"].as_u64().unwrap()),
         "{row}"

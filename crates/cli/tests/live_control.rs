@@ -3,22 +3,23 @@
 //! The programs are this test itself, run by `pinfold run` in a role that an environment variable
 //! names.
 
+mod program;
 mod shown;
 
 use pinfold::segment::{Answer, Code, HEAP_START, Mailbox, Request};
+use program::{Program, ROLE, RUN, in_role};
 use serde_json::Value;
 use shown::pinfold as run;
 use std::fs;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-const ROLE: &str = "PINFOLD_TEST_ROLE";
 /// How long a program in a role lives, if no test ends it.
 const LIFE: Duration = Duration::from_secs(180);
 /// How long a test waits for what must happen.
@@ -161,75 +162,14 @@ fn install(filter: &mut [libc::sock_filter]) {
     assert_eq!(set, 0);
 }
 
-/// A program in a role. Ends when this value is dropped.
-struct Program {
-    program: Child,
-    input: ChildStdin,
-    lines: BufReader<ChildStdout>,
-    /// The children that it has forked: the free one, the one with a filter, and the one that may
-    /// have no large file.
-    children: Vec<u32>,
-}
-
-impl Program {
-    /// Starts a program, and waits until it is ready.
-    fn start(role: &str) -> Program {
-        let mut program = Command::new(env!("CARGO_BIN_EXE_pinfold"))
-            .args(["run", "--"])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "role", "--nocapture", "--test-threads", "1"])
-            .env(ROLE, role)
-            .env_remove("PINFOLD_STATS")
-            // Without a shepherd, only a program that allocates looks for requests.
-            .env(
-                "PINFOLD_SHEPHERD",
-                match role {
-                    "sleeps" | "is being cancelled" => "off",
-                    _ => "auto",
-                },
-            )
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(program.stdout.take().unwrap());
-        let mut program = Program {
-            input: program.stdin.take().unwrap(),
-            program,
-            lines,
-            children: Vec::new(),
-        };
-        program.wait_for("ready");
-        program
-    }
-
-    fn wait_for(&mut self, words: &str) {
-        let mut line = String::new();
-        while !line.contains(words) {
-            line.clear();
-            assert_ne!(self.lines.read_line(&mut line).unwrap(), 0, "it ended");
-            let child: Option<u32> = ["child ", "filtered ", "limited "].iter().find_map(|word| {
-                let (_, number) = line.split_once(word)?;
-                number.trim().parse().ok()
-            });
-            self.children.extend(child);
-        }
-    }
-
-    fn pid(&self) -> String {
-        self.program.id().to_string()
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        for &child in &self.children {
-            // SAFETY: the call uses no memory of this process.
-            unsafe { libc::kill(child as i32, libc::SIGKILL) };
-        }
-        let _ = self.program.kill();
-        let _ = self.program.wait();
-    }
+/// Starts a program in a role.
+fn start(role: &str) -> Program {
+    // Without a shepherd, only a program that allocates looks for requests.
+    let shepherd = match role {
+        "sleeps" | "is being cancelled" => "off",
+        _ => "auto",
+    };
+    Program::start(in_role(&RUN, role).env("PINFOLD_SHEPHERD", shepherd))
 }
 
 /// Runs the command, with patience for a loaded machine.
@@ -265,12 +205,12 @@ fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
 
 #[test]
 fn trim_gives_memory_back_and_says_how_much() {
-    let mut program = Program::start("frees on demand");
+    let mut program = start("frees on demand");
     let pid = program.pid();
     // Free memory stays with the process until it is told otherwise.
     ask(&["set", &pid, "decay=86400000"]);
-    writeln!(program.input, "free").unwrap();
-    program.wait_for("freed");
+    writeln!(program.process.stdin.as_mut().unwrap(), "free").unwrap();
+    assert!(program.says("freed"));
     let answer = ask(&["trim", &pid]);
     let bytes = answer["trim"]["returned_bytes"].as_u64().unwrap();
     assert!(bytes >= 1 << 20, "{answer}");
@@ -281,7 +221,7 @@ fn trim_gives_memory_back_and_says_how_much() {
 
 #[test]
 fn settings_change_in_a_running_process() {
-    let program = Program::start("works");
+    let program = start("works");
     let pid = program.pid();
     for (change, shown) in [
         ("decay=1500", "1500 ms"),
@@ -304,7 +244,7 @@ fn settings_change_in_a_running_process() {
 
 #[test]
 fn a_limit_on_free_memory_takes_effect_at_once() {
-    let program = Program::start("works");
+    let program = start("works");
     let pid = program.pid();
     let dirty = || {
         let (out, error, code) = run(&["stat", &pid, "--json"]);
@@ -323,7 +263,7 @@ fn a_limit_on_free_memory_takes_effect_at_once() {
 
 #[test]
 fn a_process_that_never_looks_is_named_with_what_would_help() {
-    let program = Program::start("sleeps");
+    let program = start("sleeps");
     let (out, error, code) = run(&["trim", &program.pid(), "--timeout", "0.2"]);
     assert_eq!((out.as_str(), code), ("", Some(2)));
     assert!(
@@ -358,11 +298,11 @@ fn bad_words_are_refused_before_the_process_is_asked() {
 
 #[test]
 fn sandboxed_children_do_what_they_may_and_live_on() {
-    let program = Program::start("forks");
-    let [child, filtered, limited] = program.children[..] else {
-        panic!("{:?}", program.children);
+    let program = start("forks");
+    let [child, filtered, limited] = program.children()[..] else {
+        panic!("{:?}", program.numbers);
     };
-    for pid in [program.program.id(), child, filtered, limited] {
+    for pid in [program.id(), child, filtered, limited] {
         let pid = pid.to_string();
         ask(&["trim", &pid]);
         ask(&["set", &pid, "decay=700"]);
@@ -382,8 +322,8 @@ fn sandboxed_children_do_what_they_may_and_live_on() {
 
 #[test]
 fn a_child_that_enters_a_sandbox_after_it_was_asked_lives_on() {
-    let program = Program::start("forks into a late sandbox");
-    let child = program.children[0];
+    let program = start("forks into a late sandbox");
+    let child = program.children()[0];
     let (out, ..) = run(&["list"]);
     assert!(out.contains(&format!(" {child} ")), "{out}");
     sleep(2 * LATE);
@@ -393,8 +333,8 @@ fn a_child_that_enters_a_sandbox_after_it_was_asked_lives_on() {
 
 #[test]
 fn a_process_makes_no_new_calls_without_the_consent_of_who_asked() {
-    let program = Program::start("works");
-    let child = program.program.id();
+    let program = start("works");
+    let child = program.id();
     let mailbox = mailbox(&program.pid());
     let request = Request::new(child, HEAP_START, 60_000);
     let posted = mailbox.post(request, 1 << 19).unwrap();
@@ -410,13 +350,13 @@ fn a_process_makes_no_new_calls_without_the_consent_of_who_asked() {
 
 #[test]
 fn requests_are_no_cancellation_points() {
-    let program = Program::start("is being cancelled");
+    let program = start("is being cancelled");
     let pid = program.pid();
     let (_, error, code) = run(&["heap", "start", &pid, "--timeout", "60"]);
     assert_eq!(code, Some(0), "{error}");
     ask(&["trim", &pid]);
     ask(&["set", &pid, "memory-limit=90%"]);
-    assert!(is_alive(program.program.id()));
+    assert!(is_alive(program.id()));
 }
 
 /// Maps a program's mailbox.
@@ -442,7 +382,7 @@ fn mailbox(pid: &str) -> &'static Mailbox {
 
 #[test]
 fn a_hostile_writer_does_no_harm() {
-    let program = Program::start("works");
+    let program = start("works");
     let pid = program.pid();
     let mailbox = mailbox(&pid);
     let mut state = 0x9e37_79b9_7f4a_7c15u64;
@@ -456,7 +396,7 @@ fn a_hostile_writer_does_no_harm() {
     let end = Instant::now() + Duration::from_secs(3);
     while Instant::now() < end {
         let what = random() as u32 % 40;
-        let request = Request::new(program.program.id(), what, 60_000);
+        let request = Request::new(program.id(), what, 60_000);
         let argument = random() >> (random() % 64);
         // A limit of a few bytes would only make the program slow.
         let is_harmless = argument > 1 << 30;
@@ -469,7 +409,7 @@ fn a_hostile_writer_does_no_harm() {
             }
         }
     }
-    assert!(is_alive(program.program.id()));
+    assert!(is_alive(program.id()));
     let words = std::ptr::from_ref(mailbox).cast::<std::sync::atomic::AtomicU64>();
     for nth in 2..512 {
         // SAFETY: as above, the mailbox has 512 words.

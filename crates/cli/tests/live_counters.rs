@@ -3,20 +3,21 @@
 //! The programs are this test itself, whose allocator is Pinfold, in a role that an environment
 //! variable names.
 
+mod program;
+
 use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::segment::{COUNTERS, ShowError, hide, show, show_set};
 use pinfold::vmstat::{VmEvents, VmStat, Zone};
+use program::{Program, ROLE, in_role, work};
 use serde_json::Value;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 #[global_allocator]
 static ALLOCATOR: pinfold_malloc::Pinfold = pinfold_malloc::Pinfold;
 
-const ROLE: &str = "PINFOLD_TEST_ROLE";
 /// How long a program in a role lives, if no test ends it.
 const LIFE: Duration = Duration::from_secs(60);
 /// How long a test waits for what must happen.
@@ -82,18 +83,8 @@ fn role() {
     POOL.add(Zone::huge(0), Pool::Free, 2);
     POOL.dec(Zone::normal(0), Pool::Dirty);
     println!("ready");
-    work();
+    work(LIFE);
     drop(kept);
-}
-
-/// Allocates and frees, with pauses.
-fn work() {
-    let end = Instant::now() + LIFE;
-    while Instant::now() < end {
-        let blocks: Vec<Vec<u8>> = (0..3000).map(|_| black_box(vec![1; 200])).collect();
-        drop(black_box(blocks));
-        sleep(Duration::from_millis(5));
-    }
 }
 
 /// Checks the names and numbers of counters that a process may not show.
@@ -122,57 +113,17 @@ fn pinfold(words: &[&str]) -> (String, String, Option<i32>) {
     )
 }
 
-/// A program in a role. Ends when this value is dropped.
-struct Program {
-    program: Child,
-    /// Open until the end, because the program may still print.
-    _lines: BufReader<ChildStdout>,
-    child: Option<u32>,
-}
-
-impl Program {
-    /// Starts a program and waits until it is ready.
-    fn start(role: &str, segment: &str) -> Program {
-        let mut program = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "role", "--nocapture", "--test-threads", "1"])
-            .env(ROLE, role)
+/// Starts a program and waits until it is ready.
+fn start(role: &str, segment: &str) -> Program {
+    let mut program = Program::start(
+        in_role(&[], role)
             .env("PINFOLD_SEGMENT", segment)
-            .env("PINFOLD_HEAP", "4096")
-            .env_remove("PINFOLD_STATS")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(program.stdout.take().unwrap());
-        let (mut child, mut is_ready) = (None, false);
-        while !is_ready || (role == "forks" && child.is_none()) {
-            let mut line = String::new();
-            assert_ne!(lines.read_line(&mut line).unwrap(), 0, "it ended");
-            if let Some((_, number)) = line.split_once("child ") {
-                child = Some(number.trim().parse().unwrap());
-            }
-            is_ready |= line.contains("ready");
-        }
-        Program {
-            program,
-            _lines: lines,
-            child,
-        }
+            .env("PINFOLD_HEAP", "4096"),
+    );
+    if role == "forks" && program.children().is_empty() {
+        assert!(program.says("child "), "it ended");
     }
-
-    fn pid(&self) -> String {
-        self.child.unwrap_or(self.program.id()).to_string()
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        if let Some(child) = self.child {
-            // SAFETY: the call uses no memory of this process.
-            unsafe { libc::kill(child as i32, libc::SIGKILL) };
-        }
-        let _ = self.program.kill();
-        let _ = self.program.wait();
-    }
+    program
 }
 
 fn block(pid: &str) -> Value {
@@ -202,7 +153,7 @@ fn wait_for(pid: &str, name: &str, expected: i64) -> Value {
 
 #[test]
 fn counters_and_sets_are_shown_by_name() {
-    let program = Program::start("shows", "on");
+    let program = start("shows", "on");
     let pid = program.pid();
     for (name, expected) in [
         ("requests", 7),
@@ -228,7 +179,7 @@ fn counters_and_sets_are_shown_by_name() {
 
 #[test]
 fn blocks_after_the_first_have_rates() {
-    let program = Program::start("shows", "on");
+    let program = start("shows", "on");
     wait_for(&program.pid(), "requests", 7);
     let (out, error, code) = pinfold(&["vmstat", &program.pid(), "0.02", "2"]);
     assert_eq!(code, Some(0), "{error}");
@@ -240,7 +191,7 @@ fn blocks_after_the_first_have_rates() {
 
 #[test]
 fn hidden_counters_are_gone_and_bad_names_are_refused() {
-    let program = Program::start("hides", "on");
+    let program = start("hides", "on");
     let block = wait_for(&program.pid(), "nr_free", 42);
     assert_eq!(value(&block, "requests"), None);
     let counters = block["vmstat"]["counters"].as_array().unwrap();
@@ -249,22 +200,23 @@ fn hidden_counters_are_gone_and_bad_names_are_refused() {
 
 #[test]
 fn a_forked_child_goes_on_with_its_own_values() {
-    let program = Program::start("forks", "on");
+    let program = start("forks", "on");
+    let child = program.number("child").to_string();
     // The child makes a segment of its own when `pinfold list` asks for it.
     let end = Instant::now() + PATIENCE;
-    while pinfold(&["vmstat", &program.pid()]).2 != Some(0) {
+    while pinfold(&["vmstat", &child]).2 != Some(0) {
         assert!(Instant::now() < end, "the child has no segment");
         assert_eq!(pinfold(&["list"]).2, Some(0));
     }
-    wait_for(&program.pid(), "requests", 1007);
-    let parent = program.program.id().to_string();
+    wait_for(&child, "requests", 1007);
+    let parent = program.id().to_string();
     let (out, _, _) = pinfold(&["vmstat", &parent]);
     assert!(!out.contains("requests 1007"), "{out}");
 }
 
 #[test]
 fn a_process_without_a_segment_gets_an_error() {
-    drop(Program::start("has no segment", "off"));
+    drop(start("has no segment", "off"));
 }
 
 #[test]
@@ -293,7 +245,7 @@ fn a_process_without_counters_is_told_how_to_show_them() {
 
 #[test]
 fn a_profile_begins_with_the_programs_own_frames() {
-    let program = Program::start("shows", "on");
+    let program = start("shows", "on");
     let (out, error, _) = pinfold(&["heap", "dump", &program.pid(), "--stacks", "1"]);
     let (_, stack) = out.split_once("in use, from:\n").expect(&error);
     let allocates = |line: &&str| line.contains("keep_blocks");

@@ -3,18 +3,15 @@
 //! The programs are this test itself, run by `pinfold run` in a role that an environment variable
 //! names.
 
+mod program;
 mod shown;
 
+use program::{Program, ROLE, RUN, in_role, work};
 use shown::pinfold as run;
 use std::fs;
-use std::hint::black_box;
-use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdout, Command, Stdio};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
-
-const ROLE: &str = "PINFOLD_TEST_ROLE";
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// How long a program in a role lives, if no test ends it.
 const LIFE: Duration = Duration::from_secs(60);
@@ -38,73 +35,16 @@ fn role() {
             }
             assert_eq!(std::process::id(), 1);
             println!("ready");
-            work();
+            work(LIFE);
         }
         Ok(other) => panic!("there is no role {other}"),
     }
 }
 
-/// Allocates and frees, with pauses.
-fn work() {
-    let end = Instant::now() + LIFE;
-    while Instant::now() < end {
-        let blocks: Vec<Vec<u8>> = (0..3000).map(|_| black_box(vec![1; 200])).collect();
-        drop(black_box(blocks));
-        sleep(Duration::from_millis(5));
-    }
-}
-
-/// A program. Ends when this value is dropped.
-struct Program {
-    program: Child,
-    lines: BufReader<ChildStdout>,
-}
-
-impl Program {
-    /// Starts `pinfold run` in a role, with the words `before` in front of it.
-    fn start(before: &[&str], role: &str) -> Program {
-        let mut words = before.to_vec();
-        words.extend([env!("CARGO_BIN_EXE_pinfold"), "run", "--"]);
-        let program = Command::new(words[0])
-            .args(&words[1..])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "role", "--nocapture", "--test-threads", "1"])
-            .env(ROLE, role)
-            .env("PINFOLD_HEAP", "on")
-            .env_remove("PINFOLD_STATS")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn();
-        Program::of(program.unwrap())
-    }
-
-    fn of(mut program: Child) -> Program {
-        let lines = BufReader::new(program.stdout.take().unwrap());
-        Program { program, lines }
-    }
-
-    /// Waits for a line with `words`. Returns false if the program ends before it.
-    fn says(&mut self, words: &str) -> bool {
-        let mut line = String::new();
-        while self.lines.read_line(&mut line).unwrap() > 0 {
-            if line.contains(words) {
-                return true;
-            }
-            line.clear();
-        }
-        false
-    }
-
-    fn pid(&self) -> u32 {
-        self.program.id()
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.program.kill();
-        let _ = self.program.wait();
-    }
+/// Returns `pinfold run` in a role, with the words `before` in front of it.
+fn running(before: &[&str], role: &str) -> Program {
+    let words = [before, &RUN].concat();
+    Program::of(in_role(&words, role).env("PINFOLD_HEAP", "on"))
 }
 
 /// Returns the only child of a process.
@@ -118,20 +58,14 @@ fn child_of(pid: u32) -> u32 {
 
 #[test]
 fn a_program_that_starts_another_one_is_not_shown_for_it() {
-    let mut program = Program::start(&[], "executes");
+    let mut program = running(&[], "executes");
     assert!(program.says("ready"));
-    let pid = program.pid().to_string();
-    let stat = Command::new(env!("CARGO_BIN_EXE_pinfold"))
-        .args(["stat", &pid, "0.1"])
-        .env_remove("LD_PRELOAD")
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn();
-    let mut stat = Program::of(stat.unwrap());
+    let pid = program.pid();
+    let mut stat = Program::of(shown::command(&["stat", &pid, "0.1"]).stderr(Stdio::piped()));
     assert!(stat.says("held"));
-    drop(program.program.stdin.take());
-    let error = std::io::read_to_string(stat.program.stderr.take().unwrap()).unwrap();
-    assert_eq!(stat.program.wait().unwrap().code(), Some(2));
+    drop(program.process.stdin.take());
+    let error = std::io::read_to_string(stat.process.stderr.take().unwrap()).unwrap();
+    assert_eq!(stat.process.wait().unwrap().code(), Some(2));
     assert!(
         error.contains(&pid) && error.contains("another program"),
         "{error}"
@@ -142,12 +76,12 @@ fn a_program_that_starts_another_one_is_not_shown_for_it() {
 fn a_child_with_its_parents_number_is_asked_and_shown_for_itself() {
     // Only root may make a namespace. `unshare` then ends with status 1 before the program starts.
     let unshare = ["unshare", "--kill-child", "-p", "-f"];
-    let mut program = Program::start(&unshare, "nests");
+    let mut program = running(&unshare, "nests");
     if !program.says("ready") {
         return println!("skipped: this user cannot make a PID namespace");
     }
     assert!(program.says("ready"));
-    let parent = child_of(program.pid());
+    let parent = child_of(program.id());
     let child = child_of(parent);
     let (parent, child) = (parent.to_string(), child.to_string());
     let set = |pid: &str, change: &str| {

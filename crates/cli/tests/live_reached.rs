@@ -4,23 +4,22 @@
 //! names. Some tests need the right to open the memory of another process
 //! (`PTRACE_MODE_ATTACH`), and return early without it.
 
+mod program;
 mod shown;
 
 use pinfold::segment::{Mailbox, Request, SET};
 use pinfold_malloc::changeable;
 use pinfold_rseq::Backend;
+use program::{Program, ROLE, RUN, in_role};
 use serde_json::Value;
 use shown::pinfold as run;
 use std::fs::{self, File};
 use std::hint::black_box;
-use std::io::{BufRead, BufReader};
 use std::os::fd::AsRawFd;
-use std::process::{Child, ChildStdout, Command, Stdio};
 use std::ptr::null_mut;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-const ROLE: &str = "PINFOLD_TEST_ROLE";
 /// How long a program in a role lives, if no test ends it.
 const LIFE: Duration = Duration::from_secs(120);
 /// How long a test waits for what must happen.
@@ -190,73 +189,14 @@ fn drop_rights() {
     }
 }
 
-/// A program in a role. Ends when this value is dropped, and its children with it.
-struct Program {
-    program: Child,
-    lines: BufReader<ChildStdout>,
-    /// The numbers that the program has printed, with their words.
-    numbers: Vec<(String, u32)>,
+/// Starts a program in a role.
+fn start(role: &str) -> Program {
+    Program::start(in_role(&RUN, role).env("PINFOLD_SHEPHERD", "off"))
 }
 
-impl Program {
-    /// Starts a program, and waits until it is ready.
-    fn start(role: &str) -> Program {
-        let mut program = Command::new(env!("CARGO_BIN_EXE_pinfold"))
-            .args(["run", "--"])
-            .arg(std::env::current_exe().unwrap())
-            .args(["--exact", "role", "--nocapture", "--test-threads", "1"])
-            .env(ROLE, role)
-            .env("PINFOLD_SHEPHERD", "off")
-            .env_remove("PINFOLD_STATS")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(program.stdout.take().unwrap());
-        let mut program = Program {
-            program,
-            lines,
-            numbers: Vec::new(),
-        };
-        let mut line = String::new();
-        while !line.contains("ready") {
-            line.clear();
-            assert_ne!(program.lines.read_line(&mut line).unwrap(), 0, "it ended");
-            if let Some((word, number)) = line.trim().rsplit_once(' ')
-                && let Ok(number) = number.parse()
-            {
-                let word = word.rsplit(' ').next().unwrap().to_owned();
-                program.numbers.push((word, number));
-            }
-        }
-        program
-    }
-
-    fn pid(&self) -> String {
-        self.program.id().to_string()
-    }
-
-    fn number(&self, word: &str) -> u32 {
-        let mut numbers = self.numbers.iter();
-        let number = numbers.find(|(name, _)| name == word);
-        number
-            .unwrap_or_else(|| panic!("no {word}: {:?}", self.numbers))
-            .1
-    }
-
-    /// Returns whether this test may open the program's memory.
-    fn is_traceable(&self) -> bool {
-        File::open(format!("/proc/{}/mem", self.pid())).is_ok()
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        // The children read the same pipe, which ends with it.
-        drop(self.program.stdin.take());
-        let _ = self.program.kill();
-        let _ = self.program.wait();
-    }
+/// Returns whether this test may open the program's memory.
+fn is_traceable(program: &Program) -> bool {
+    File::open(format!("/proc/{}/mem", program.pid())).is_ok()
 }
 
 /// Runs a command that must succeed, with `--json`.
@@ -277,14 +217,14 @@ fn decay(pid: &str) -> Value {
 /// and one whose parent has ended.
 #[test]
 fn idle_children_are_shown_at_the_first_look() {
-    let program = Program::start("has idle children");
+    let program = start("has idle children");
     let children = ["closed", "strict", "orphan"].map(|word| program.number(word));
     let list = json(&["list"]);
     let (_, said, _) = run(&["list"]);
     for pid in children {
         let rows = list["list"].as_array().unwrap();
         let row = rows.iter().find(|row| row["pid"] == pid);
-        if program.is_traceable() {
+        if is_traceable(&program) {
             let row = row.unwrap_or_else(|| panic!("{pid} is not shown: {said}"));
             assert!(row["held_bytes"].as_u64() >= Some(3_000_000), "{row}");
         } else {
@@ -309,8 +249,8 @@ fn programs_of_fast_calls_are_profiled_and_stopped() {
         return;
     }
     for role in ["spins", "calls seldom"] {
-        let program = Program::start(role);
-        if !program.is_traceable() {
+        let program = start(role);
+        if !is_traceable(&program) {
             return;
         }
         let pid = program.pid();
@@ -334,7 +274,7 @@ fn programs_of_fast_calls_are_profiled_and_stopped() {
 /// `pinfold set PID` needs no answer, and `trim` says what would help.
 #[test]
 fn an_idle_process_shows_its_settings_and_cannot_be_asked() {
-    let program = Program::start("sleeps");
+    let program = start("sleeps");
     let begin = Instant::now();
     assert!(decay(&program.pid()).as_str().unwrap().ends_with(" ms"));
     assert!(begin.elapsed() < PATIENCE);
@@ -350,7 +290,7 @@ fn a_child_commands_its_parent_by_nothing_that_it_inherits() {
     if unsafe { libc::geteuid() } != 0 {
         return;
     }
-    let program = Program::start("has a child without rights");
+    let program = start("has a child without rights");
     assert_eq!(program.number("reached"), 0);
     sleep(Duration::from_millis(500));
     assert_ne!(decay(&program.pid()), "77777 ms");

@@ -3,14 +3,16 @@
 //!
 //! The program is this test itself, run by `pinfold run`.
 
+mod program;
+
+use program::{Program, ROLE, in_shell};
 use std::fs::{File, OpenOptions};
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-const ROLE: &str = "PINFOLD_TEST_ROLE";
 /// How long the program lives, if no test ends it.
 const LIFE: Duration = Duration::from_secs(120);
 /// How long a test waits for what must happen.
@@ -38,49 +40,16 @@ fn pinfold() -> Command {
     command
 }
 
-/// A program that ends when this value is dropped.
-struct Program(Child, BufReader<ChildStdout>);
-
-impl Program {
-    fn of(command: &mut Command) -> Program {
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
-        Program(child, out)
-    }
-
-    /// Starts the role, without a thread of the library's.
-    fn start() -> Program {
-        Program::start_after("true")
-    }
-
-    /// Starts the role in a shell that has run `line`.
-    fn start_after(line: &str) -> Program {
-        let mut program = Program::of(
-            Command::new("sh")
-                .args(["-c", &format!("{line} && exec \"$0\" \"$@\"")])
-                .args([env!("CARGO_BIN_EXE_pinfold"), "run", "--"])
-                .env_remove("LD_PRELOAD")
-                .env_remove("PINFOLD_STATS")
-                .arg(std::env::current_exe().unwrap())
-                .args(["--exact", "role", "--nocapture", "--test-threads", "1"])
-                .env("PINFOLD_SHEPHERD", "off")
-                .env(ROLE, "yes"),
-        );
-        let line = |line: std::io::Result<String>| line.unwrap().contains("ready");
-        assert!(program.1.by_ref().lines().any(line));
-        program
-    }
-
-    fn pid(&self) -> String {
-        self.0.id().to_string()
-    }
+/// Starts the role, without a thread of the library's.
+fn start() -> Program {
+    start_after("true")
 }
 
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Starts the role in a shell that has run `line`.
+fn start_after(line: &str) -> Program {
+    let mut command = in_shell(&format!("{line} &&"), "yes");
+    command.env_remove("LD_PRELOAD");
+    Program::start(command.env("PINFOLD_SHEPHERD", "off"))
 }
 
 fn full() -> File {
@@ -89,7 +58,7 @@ fn full() -> File {
 
 #[test]
 fn a_command_with_an_interval_ends_when_nobody_reads_it() {
-    let program = Program::start();
+    let program = start();
     for words in [&["stat"][..], &["stat", "--json"], &["vmstat", "--json"]] {
         let mut command = pinfold();
         command.args(words).args([&program.pid(), "0.05"]);
@@ -123,11 +92,11 @@ fn messages_that_nobody_can_read_change_no_exit_status() {
 
 #[test]
 fn a_server_listens_at_a_name() {
-    let program = Program::start();
+    let program = start();
     let mut serve =
         Program::of(pinfold().args(["serve", "--listen", "localhost:0", &program.pid()]));
     let mut line = String::new();
-    serve.1.read_line(&mut line).unwrap();
+    serve.lines.read_line(&mut line).unwrap();
     assert!(line.starts_with("serving at http://"), "{line}");
     for wrong in ["9464", "no.such.host.invalid:9464", "127.0.0.1"] {
         let output = pinfold().args(["serve", "--listen", wrong]).output();
@@ -140,7 +109,7 @@ fn a_server_listens_at_a_name() {
 
 #[test]
 fn a_program_that_allocates_seldom_looks_at_its_next_slow_path() {
-    let program = Program::start();
+    let program = start();
     // Whatever the first allocations of the process have done, later requests are seen soon.
     for _ in 0..5 {
         let words = ["trim", &program.pid(), "--timeout", "3"];
@@ -155,7 +124,7 @@ fn a_program_that_allocates_seldom_looks_at_its_next_slow_path() {
 #[test]
 fn a_profile_that_may_have_no_file_is_read_in_the_process() {
     // A unit is 512 bytes. The statistics fit, and a profile does not.
-    let program = Program::start_after("ulimit -f 4096");
+    let program = start_after("ulimit -f 4096");
     let heap = |words: &[&str]| {
         let output = pinfold().arg("heap").args(words).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -176,12 +145,12 @@ fn a_profile_that_may_have_no_file_is_read_in_the_process() {
 
 #[test]
 fn a_list_tells_the_age_of_the_process() {
-    let program = Program::start();
+    let program = start();
     sleep(Duration::from_millis(1500));
     let output = pinfold().args(["list", "--json"]).output().unwrap();
     let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let rows = list["list"].as_array().unwrap();
-    let own = rows.iter().find(|row| row["pid"] == program.0.id());
+    let own = rows.iter().find(|row| row["pid"] == program.id());
     let seconds = own.unwrap()["seconds"].as_u64().unwrap();
     assert!((1..60).contains(&seconds), "{seconds}");
 }
