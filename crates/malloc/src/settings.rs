@@ -44,7 +44,7 @@ use crate::background;
 use core::fmt::{self, Write};
 use core::str::{FromStr, from_utf8};
 use pinfold::arena::{HugePages, Limit};
-use pinfold::internal::{heap, show};
+use pinfold::internal::{Text, heap, show};
 use pinfold::mempolicy::{self, Mempolicy};
 use pinfold::slab::{debug, parse_hardened};
 use pinfold::topology::parse_fake_nodes;
@@ -297,30 +297,15 @@ pub fn tell() {
 
 /// Writes one line by one system call, so that the lines of several processes do not mix.
 fn line(name: &str, value: &[u8], wrong: &dyn fmt::Display) {
-    struct Line {
-        bytes: [u8; 512],
-        length: usize,
-    }
-    impl Write for Line {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            // The last byte is the line's end.
-            let room = &mut self.bytes[self.length..511];
-            let count = text.len().min(room.len());
-            room[..count].copy_from_slice(&text.as_bytes()[..count]);
-            self.length += count;
-            Ok(())
-        }
-    }
-    let mut line = Line {
-        bytes: [0; 512],
-        length: 0,
-    };
+    let mut line = Text::<511>::new();
     let (shown, rest) = value.split_at(value.len().min(100));
     let more = if rest.is_empty() { "" } else { "..." };
     let shown = shown.escape_ascii();
     let _ = write!(line, "pinfold: {name}={shown}{more} is ignored: {wrong}");
-    line.bytes[line.length] = b'\n';
-    let _ = kernel::write(2, &line.bytes[..=line.length]);
+    let mut ended = [b'\n'; 511];
+    let text = line.get();
+    ended[..text.len()].copy_from_slice(text);
+    let _ = kernel::write(2, &ended[..=text.len()]);
 }
 
 #[cfg(test)]

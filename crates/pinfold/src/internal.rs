@@ -2,7 +2,8 @@
 //! release.
 
 pub use crate::sys::{
-    coarse_milliseconds, decimal, die as abort, keep_errno, loader_is_idle, set_errno, uncancelled,
+    Text, coarse_milliseconds, decimal, die as abort, keep_errno, loader_is_idle, set_errno,
+    uncancelled,
 };
 
 pub use crate::topology::cgroup::with_tightest as with_tightest_cgroup;

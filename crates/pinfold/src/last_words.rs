@@ -1,32 +1,17 @@
 //! The message of a process that ends because an invariant was violated.
 
+use crate::sys::Text;
 use pinfold_rseq::kernel;
 
 /// Writes a message and the name of this process to standard error. Allocates nothing.
 #[cold]
 pub(crate) fn write(message: core::fmt::Arguments<'_>) {
-    struct Text {
-        bytes: [u8; 512],
-        length: usize,
-    }
-    impl core::fmt::Write for Text {
-        fn write_str(&mut self, text: &str) -> core::fmt::Result {
-            let room = &mut self.bytes[self.length..];
-            let n = text.len().min(room.len());
-            room[..n].copy_from_slice(&text.as_bytes()[..n]);
-            self.length += n;
-            Ok(())
-        }
-    }
-    let mut text = Text {
-        bytes: [0; 512],
-        length: 0,
-    };
+    let mut text = Text::<512>::new();
     let _ = core::fmt::write(
         &mut text,
         format_args!("pinfold: {message}\n  {ThisProcess}\n"),
     );
-    let _ = kernel::write(2, &text.bytes[..text.length]);
+    let _ = kernel::write(2, text.get());
 }
 
 /// Names this process for reports: its PID, and the program's name as it was started.

@@ -8,6 +8,7 @@ mod files;
 mod futex;
 mod limits;
 mod loader;
+mod text;
 
 pub use files::decimal;
 pub(crate) use files::{
@@ -22,6 +23,8 @@ pub(crate) use limits::{
     resource_limit,
 };
 pub use loader::loader_is_idle;
+pub use text::Text;
+pub(crate) use text::whole_characters;
 
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicUsize;

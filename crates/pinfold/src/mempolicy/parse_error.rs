@@ -2,6 +2,7 @@
 
 use super::parse::{MAX_LENGTH, Piece};
 use super::{Mode, PolicyError};
+use crate::sys::whole_characters;
 use crate::topology::MAX_NODES;
 use core::fmt;
 
@@ -177,13 +178,4 @@ const fn plain(mode: Mode) -> &'static str {
         Mode::WeightedInterleave => "weighted-interleave",
         _ => mode.name(),
     }
-}
-
-/// Returns how many bytes of a text's beginning are whole characters, at most `most`.
-fn whole_characters(text: &str, most: usize) -> usize {
-    let mut end = text.len().min(most);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    end
 }

@@ -1,8 +1,8 @@
 //! The weights of `weighted interleave`: how many pages in a row go to each node.
 
-use crate::sys::read_file_below;
+use crate::sys::{Text, read_file_below};
 use crate::topology::{MAX_NODES, NodeId, NodeSet, Topology};
-use core::fmt::{self, Write};
+use core::fmt::Write;
 
 /// A weight for each node, from 1 to 255. Plain data of 1 KiB.
 ///
@@ -51,11 +51,11 @@ impl Weights {
     pub(super) fn read_below(root: &[u8], nodes: &NodeSet) -> Weights {
         let mut weights = Weights::default();
         for node in nodes.iter() {
-            let mut path = Path::default();
+            let mut path = Text::<96>::new();
             let folder = "sys/kernel/mm/mempolicy/weighted_interleave";
             let mut text = [0; 16];
             if write!(path, "{folder}/node{node}").is_ok()
-                && let Ok(text) = read_file_below(root, &path.bytes[..path.length], &mut text)
+                && let Ok(text) = read_file_below(root, path.get(), &mut text)
                 && let Some(weight) = number(text)
             {
                 weights.set(NodeId(node), weight);
@@ -79,29 +79,4 @@ impl Weights {
 
 fn number(text: &[u8]) -> Option<u8> {
     core::str::from_utf8(text.trim_ascii()).ok()?.parse().ok()
-}
-
-/// A path under construction.
-struct Path {
-    bytes: [u8; 96],
-    length: usize,
-}
-
-impl Default for Path {
-    fn default() -> Self {
-        Path {
-            bytes: [0; 96],
-            length: 0,
-        }
-    }
-}
-
-impl Write for Path {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let end = self.length + text.len();
-        let room = self.bytes.get_mut(self.length..end).ok_or(fmt::Error)?;
-        room.copy_from_slice(text.as_bytes());
-        self.length = end;
-        Ok(())
-    }
 }

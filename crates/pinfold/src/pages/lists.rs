@@ -2,6 +2,7 @@
 
 use crate::nodes;
 use crate::slab::KmemCache;
+use crate::sys::{Text, whole_characters};
 use crate::topology::NodeId;
 use core::fmt::{self, Write};
 
@@ -69,31 +70,14 @@ impl fmt::Display for List {
     }
 }
 
-/// Writes the name of a node's cache into `text`: the pool's name `pool`, cut to fit, and the
-/// node's number.
-pub(super) fn name<'t>(pool: &str, node: usize, text: &'t mut [u8; 32]) -> &'t str {
-    struct Text<'t>(&'t mut [u8], usize);
-    impl Write for Text<'_> {
-        fn write_str(&mut self, text: &str) -> fmt::Result {
-            for character in text.chars() {
-                let end = self.1 + character.len_utf8();
-                let room = self.0.get_mut(self.1..end).ok_or(fmt::Error)?;
-                character.encode_utf8(room);
-                self.1 = end;
-            }
-            Ok(())
-        }
-    }
+/// Returns the name of a node's cache: the pool's name `pool`, cut to fit, and the node's number.
+pub(super) fn name(pool: &str, node: usize) -> Text<33> {
+    let mut text = Text::new();
     // Leaves room for the colon and the longest number.
-    let mut most = pool.len().min(27);
-    while !pool.is_char_boundary(most) {
-        most -= 1;
-    }
-    let mut writer = Text(text, 0);
-    let written = write!(writer, "{}:{node}", &pool[..most]);
-    let length = writer.1;
+    let most = whole_characters(pool, 27);
+    let written = write!(text, "{}:{node}", &pool[..most]);
     debug_assert!(written.is_ok());
-    core::str::from_utf8(&text[..length]).unwrap_or("pages")
+    text
 }
 
 #[cfg(test)]
@@ -102,12 +86,9 @@ mod tests {
 
     #[test]
     fn names_are_cut_between_characters() {
-        let mut text = [0; 32];
-        assert_eq!(name("pool", 63, &mut text), "pool:63");
-        let mut text = [0; 32];
+        assert_eq!(name("pool", 63).as_str(), "pool:63");
         let long = "pufferspeicherfürseitenundmehr";
-        let cut = name(long, 7, &mut text);
-        assert!(long.starts_with(cut.strip_suffix(":7").unwrap()));
-        assert!(cut.len() <= 32);
+        let cut = name(long, 7);
+        assert!(long.starts_with(cut.as_str().strip_suffix(":7").unwrap()));
     }
 }

@@ -130,8 +130,8 @@ impl Pages {
         // itself.
         let layout = unsafe { Layout::from_size_align_unchecked(size, size) };
         for (node, cache) in pages.caches.iter_mut().enumerate().take(nodes::count()) {
-            let mut text = [0; 32];
-            let builder = KmemCache::builder(lists::name(name, node, &mut text), layout);
+            let text = lists::name(name, node);
+            let builder = KmemCache::builder(text.as_str(), layout);
             let builder = builder.placed(Placement::only(node)).barn_bytes(BARN_BYTES);
             *cache = Some(builder.build()?);
         }

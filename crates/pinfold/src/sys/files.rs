@@ -1,5 +1,6 @@
 //! Reads files of `/proc` and `/sys`, whole or piece by piece.
 
+use super::Text;
 use core::ffi::CStr;
 use pinfold_rseq::kernel;
 
@@ -119,14 +120,9 @@ pub(crate) fn with_path_below<R>(
     path: &[u8],
     f: impl FnOnce(&CStr) -> R,
 ) -> Option<R> {
-    let mut name = [0u8; 1536];
-    let length = root.len() + 1 + path.len();
-    // Keeps one byte for the NUL.
-    let place = name.get_mut(..length).filter(|_| length < 1536)?;
-    place[..root.len()].copy_from_slice(root);
-    place[root.len()] = b'/';
-    place[root.len() + 1..].copy_from_slice(path);
-    CStr::from_bytes_until_nul(&name).ok().map(f)
+    let mut name = Text::<1536>::new();
+    let fits = name.push(root) && name.push(b"/") && name.push(path);
+    fits.then(|| f(name.as_c_str()))
 }
 
 /// Returns the number at the start of a text, or 0.

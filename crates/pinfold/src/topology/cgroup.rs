@@ -17,7 +17,7 @@
 //! limit.
 
 use crate::lock::{Lock, Rank, Word};
-use crate::sys::{for_each_line, number_at_start, read_once};
+use crate::sys::{Text, for_each_line, number_at_start, read_once};
 use core::ffi::CStr;
 
 /// The file that names this process's cgroups.
@@ -74,53 +74,17 @@ impl Version {
     }
 }
 
-/// A text of at most `N` bytes.
-struct Text<const N: usize> {
-    bytes: [u8; N],
-    length: usize,
-}
-
-impl<const N: usize> Text<N> {
-    const fn new() -> Self {
-        Text {
-            bytes: [0; N],
-            length: 0,
-        }
-    }
-
-    /// Replaces the content by `text`. Returns false if there is no room.
-    fn set(&mut self, text: &[u8]) -> bool {
-        self.length = 0;
-        self.push(text)
-    }
-
-    /// Appends `more`, and leaves a byte for a NUL. Returns false if there is no room.
-    fn push(&mut self, more: &[u8]) -> bool {
-        let end = self.length + more.len();
-        if end >= N {
-            return false;
-        }
-        self.bytes[self.length..end].copy_from_slice(more);
-        self.length = end;
-        true
-    }
-
-    fn get(&self) -> &[u8] {
-        &self.bytes[..self.length]
-    }
-
-    /// Calls `f` with the text and `more` behind it, as a path. Returns `None` if there is no room.
-    fn with<R>(&mut self, more: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R> {
-        let length = self.length;
-        let fits = self.push(more);
-        let end = self.length;
-        self.length = length;
-        if !fits {
-            return None;
-        }
-        self.bytes[end] = 0;
-        CStr::from_bytes_until_nul(&self.bytes).ok().map(f)
-    }
+/// Calls `f` with the path `path` and `more` behind it. Returns `None` if there is no room.
+fn with<const N: usize, R>(
+    path: &mut Text<N>,
+    more: &[u8],
+    f: impl FnOnce(&CStr) -> R,
+) -> Option<R> {
+    let length = path.get().len();
+    let fits = path.push(more);
+    let result = fits.then(|| f(path.as_c_str()));
+    path.truncate(length);
+    result
 }
 
 /// Reads the smallest limit on the memory of the process's cgroup, in bytes. Returns `usize::MAX`
@@ -164,14 +128,14 @@ pub(crate) fn with_file<R>(file: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R>
     });
     let rest = if name.get() == b"/" { b"" } else { name.get() };
     let fits = found && path.set(Version::Two.usual_mount()) && path.push(rest);
-    if fits { path.with(file, f) } else { None }
+    if fits { with(path, file, f) } else { None }
 }
 
 /// Calls `f` with the path of `file` below `root`. Returns `None` if the path is too long.
 fn at_root<R>(root: &[u8], file: &[u8], f: impl FnOnce(&CStr) -> R) -> Option<R> {
     let mut path = Text::<ROOT>::new();
     if path.push(root) {
-        path.with(file, f)
+        with(&mut path, file, f)
     } else {
         None
     }
@@ -223,14 +187,14 @@ fn limit_of(root: &[u8], version: Version, room: &mut Room) -> Option<usize> {
     let mut below_mount = |at: &[u8], above: &[u8]| {
         let set = |path: &mut Text<PATH>| {
             let mount = path.set(root) && path.push(at);
-            let end = path.length;
+            let end = path.get().len();
             (mount && path.push(below(name.get(), above))).then_some(end)
         };
         let end = set(path)?;
         let (limit, length) = lowest(version, path, end)?;
         // The names of files are where the path of a lower cgroup was.
         set(path)?;
-        path.length = length;
+        path.truncate(length);
         Some(limit)
     };
     let usual = below_mount(version.usual_mount(), b"/");
@@ -293,16 +257,16 @@ fn lowest(version: Version, path: &mut Text<PATH>, end: usize) -> Option<(usize,
     let mut lowest: Option<(usize, usize)> = None;
     loop {
         for file in version.files() {
-            let Some(limit) = path.with(file, limit_in).flatten() else {
+            let Some(limit) = with(path, file, limit_in).flatten() else {
                 break;
             };
             if lowest.is_none_or(|(lowest, _)| limit < lowest) {
-                lowest = Some((limit, path.length));
+                lowest = Some((limit, path.get().len()));
             }
         }
-        let rest = &path.bytes[end..path.length];
+        let rest = &path.get()[end..];
         match rest.iter().rposition(|&byte| byte == b'/') {
-            Some(slash) => path.length = end + slash,
+            Some(slash) => path.truncate(end + slash),
             None => return lowest,
         }
     }

@@ -20,7 +20,7 @@ pub use facts::{FAKE_NODES_VARIABLE, parse_fake_nodes};
 pub(crate) use set::bits;
 pub use set::{ListError, Set};
 
-use crate::sys::{self, FileError, read_file_below};
+use crate::sys::{self, FileError, Text, read_file_below};
 use core::ffi::CStr;
 use core::fmt;
 use pinfold_rseq::MAX_INDEX;
@@ -212,7 +212,7 @@ impl Topology {
     pub fn memory_of(&self, node: NodeId) -> u64 {
         let share = || (sys::physical_memory() / self.with_memory.len().max(1)) as u64;
         let total = node_path(node, "meminfo")
-            .and_then(|path| sys::with_path_below(self.root(), path.below_root(), figures))
+            .and_then(|path| sys::with_path_below(self.root(), &path.get()[1..], figures))
             .and_then(|[total, _]| total);
         total.unwrap_or_else(share)
     }
@@ -225,7 +225,7 @@ impl Topology {
         let row = self.nodes.iter().position(|node| node == to.0);
         let known = row.and_then(|row| {
             let path = node_path(from, "distance")?;
-            let text = read_file_below(self.root(), path.below_root(), &mut text).ok()?;
+            let text = read_file_below(self.root(), &path.get()[1..], &mut text).ok()?;
             let mut words = text
                 .split(u8::is_ascii_whitespace)
                 .filter(|word| !word.is_empty());
@@ -235,49 +235,21 @@ impl Topology {
     }
 }
 
-/// The path of a file of a node, with a NUL at its end.
-struct NodePath {
-    bytes: [u8; 64],
-    length: usize,
-}
-
-impl NodePath {
-    fn as_c_str(&self) -> &CStr {
-        CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
-    }
-
-    /// Returns the path without the slash that it begins with.
-    fn below_root(&self) -> &[u8] {
-        &self.bytes[1..self.length]
-    }
-}
-
-impl fmt::Write for NodePath {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        let end = self.length + text.len();
-        // Leaves a byte for the NUL.
-        let room = self.bytes.get_mut(self.length..end).filter(|_| end < 64);
-        room.ok_or(fmt::Error)?.copy_from_slice(text.as_bytes());
-        self.length = end;
-        Ok(())
-    }
-}
-
 /// Returns the path of a node's file.
-fn node_path(node: NodeId, file: &str) -> Option<NodePath> {
-    use fmt::Write;
+fn node_path(node: NodeId, file: &str) -> Option<Text<64>> {
     let mut digits = [0u8; 20];
-    let mut path = NodePath {
-        bytes: [0; 64],
-        length: 0,
-    };
-    path.write_str("/sys/devices/system/node/node").ok()?;
+    let mut path = Text::new();
     let length = sys::decimal(node.0, &mut digits);
-    path.write_str(core::str::from_utf8(&digits[..length]).ok()?)
-        .ok()?;
-    path.write_str("/").ok()?;
-    path.write_str(file).ok()?;
-    Some(path)
+    let parts = [
+        &b"/sys/devices/system/node/node"[..],
+        &digits[..length],
+        b"/",
+        file.as_bytes(),
+    ];
+    parts
+        .into_iter()
+        .all(|part| path.push(part))
+        .then_some(path)
 }
 
 /// Reads from a node's `meminfo` how many bytes of memory the node has, and how many of these are
@@ -310,7 +282,7 @@ fn list_of_node(root: &[u8], node: NodeId) -> Result<Option<CpuSet>, TopologyErr
     let Some(path) = node_path(node, "cpulist") else {
         return Ok(None);
     };
-    list_of(NAME, read_file_below(root, path.below_root(), &mut text))
+    list_of(NAME, read_file_below(root, &path.get()[1..], &mut text))
 }
 
 /// Returns the list in a file; `None` if the file cannot be read.
@@ -385,17 +357,12 @@ fn cpus_of_group(
 ) -> Result<Option<CpuSet>, TopologyError> {
     let mut group = group.strip_suffix(b"/").unwrap_or(group);
     loop {
-        let mut path = [0u8; 1024];
-        let mut length = 0;
-        for part in [mount, group, file] {
-            let Some(room) = path.get_mut(length..length + part.len()) else {
-                return Ok(None);
-            };
-            room.copy_from_slice(part);
-            length += part.len();
+        let mut path = Text::<1024>::new();
+        if ![mount, group, file].into_iter().all(|part| path.push(part)) {
+            return Ok(None);
         }
         let mut text = [0u8; 8 * 1024];
-        if let Ok(text) = read_file_below(root, &path[..length], &mut text) {
+        if let Ok(text) = read_file_below(root, path.get(), &mut text) {
             let cpus: CpuSet = parse("sys/fs/cgroup/…/cpuset.cpus.effective", text)?;
             if !cpus.is_empty() {
                 return Ok(Some(cpus));
@@ -487,10 +454,6 @@ Node 1 Unevictable:         0 kB
         assert_eq!(
             path.as_c_str(),
             c"/sys/devices/system/node/node1023/meminfo"
-        );
-        assert_eq!(
-            path.below_root(),
-            b"sys/devices/system/node/node1023/meminfo"
         );
         assert!(node_path(NodeId(usize::MAX), "a file with a long name").is_none());
     }
