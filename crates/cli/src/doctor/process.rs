@@ -24,16 +24,27 @@ pub struct Verdict {
     pub name: &'static str,
     pub problem: bool,
     pub found: String,
-    pub advice: String,
+    pub advice: &'static str,
 }
 
-fn verdict(name: &'static str, problem: bool, found: String, advice: &str) -> Verdict {
-    let advice = advice.to_owned();
+fn verdict(problem: bool, found: impl Into<String>, advice: &'static str) -> Verdict {
     Verdict {
-        name,
+        name: "",
         problem,
-        found,
+        found: found.into(),
         advice,
+    }
+}
+
+fn good(found: impl Into<String>) -> Verdict {
+    verdict(false, found, "nothing to do")
+}
+
+fn judge(problem: bool, found: String, advice: &'static str) -> Verdict {
+    if problem {
+        verdict(true, found, advice)
+    } else {
+        good(found)
     }
 }
 
@@ -71,19 +82,21 @@ pub fn verdicts(pid: u32) -> Result<Verdicts> {
     Ok(Verdicts {
         pid,
         program: source.name(),
-        verdicts: vec![
-            process.backend(),
-            process.counting(),
-            process.limit(),
-            process.refused(),
-            process.huge_pages(),
-            process.sheaves(),
-            process.kept(),
-            process.remote_frees(),
-            process.nodes(),
-            process.shepherd(),
-            process.mappings(),
-        ],
+        verdicts: [
+            ("backend", process.backend()),
+            ("counting", process.counting()),
+            ("memory limit", process.limit()),
+            ("refused memory", process.refused()),
+            ("huge pages", process.huge_pages()),
+            ("sheaves", process.sheaves()),
+            ("kept memory", process.kept()),
+            ("remote frees", process.remote_frees()),
+            ("nodes", process.nodes()),
+            ("shepherd", process.shepherd()),
+            ("mappings", process.mappings()),
+        ]
+        .map(|(name, verdict)| Verdict { name, ..verdict })
+        .into(),
     })
 }
 
@@ -171,37 +184,28 @@ impl Process {
         let is_off = self.variable(RSEQ) == Some("off");
         match (self.snapshot.backend, is_off) {
             (0, true) => verdict(
-                "backend",
                 true,
                 format!("{name}, because the process was started with {RSEQ}=off"),
                 "malloc and free use atomic instructions, which are slower: start it without this setting",
             ),
             (0, false) => verdict(
-                "backend",
                 true,
                 format!("{name}: restartable sequences are missing"),
                 "malloc and free use atomic instructions, which are slower: `pinfold doctor` in the same container says what is missing",
             ),
-            _ => verdict(
-                "backend",
-                false,
-                name.to_owned(),
-                "most calls take no lock: nothing to do",
-            ),
+            _ => verdict(false, name, "most calls take no lock: nothing to do"),
         }
     }
 
     fn counting(&self) -> Verdict {
         if self.snapshot.calls.is_some() || self.variable(STATS).is_some_and(|v| !v.is_empty()) {
             return verdict(
-                "counting",
                 true,
-                "every call is counted".to_owned(),
+                "every call is counted",
                 "no call takes the fast path: start the program without --stats for speed",
             );
         }
-        let found = "calls of the fast path are not counted".to_owned();
-        verdict("counting", false, found, "nothing to do")
+        good("calls of the fast path are not counted")
     }
 
     fn limit(&self) -> Verdict {
@@ -212,7 +216,7 @@ impl Process {
         let soft = soft.map_or(String::new(), |value| format!("; {MEMORY_LIMIT}={value}"));
         let Some(cgroup) = &self.cgroup else {
             let found = format!("{} held, the cgroup has no limit{soft}", mib(held));
-            return verdict("memory limit", false, found, "nothing to do");
+            return good(found);
         };
         let found = format!(
             "{} held; the cgroup uses {} of {}, and the kernel ended {} of its processes{soft}",
@@ -223,18 +227,16 @@ impl Process {
         );
         match (cgroup.is_near(), cgroup.kills) {
             (true, _) => verdict(
-                "memory limit",
                 true,
                 found,
                 "less than a tenth is left: raise the cgroup's limit, or have the program use less",
             ),
             (_, 1..) => verdict(
-                "memory limit",
                 true,
                 found,
                 "raise the cgroup's limit, or set PINFOLD_MEMORY_LIMIT so that free memory goes back earlier",
             ),
-            _ => verdict("memory limit", false, found, "nothing to do"),
+            _ => good(found),
         }
     }
 
@@ -251,23 +253,14 @@ impl Process {
         );
         let found = format!("{failed_text}; {lost} deferred frees without memory");
         let problem = lost > 0 || failed.unwrap_or(0) > 0;
-        let advice = if problem {
-            "the system refused memory: look at the limits above, and at ulimit -v and -d"
-        } else {
-            "nothing to do"
-        };
-        verdict("refused memory", problem, found, advice)
+        let advice = "the system refused memory: look at the limits above, and at ulimit -v and -d";
+        judge(problem, found, advice)
     }
 
     fn huge_pages(&self) -> Verdict {
         let Some(huge) = self.bytes_in("smaps_rollup", "AnonHugePages:") else {
-            let found = "the process's pages may not be read".to_owned();
-            return verdict(
-                "huge pages",
-                false,
-                found,
-                "run this as the process's owner or as root",
-            );
+            let found = "the process's pages may not be read";
+            return verdict(false, found, "run this as the process's owner or as root");
         };
         let resident = self.bytes_in("smaps_rollup", "Rss:").unwrap_or(0);
         let setting = self.variable(THP).unwrap_or("auto");
@@ -279,15 +272,15 @@ impl Process {
         let is_near = self.cgroup.as_ref().is_some_and(Cgroup::is_near);
         if huge > 0 && is_near {
             let advice = "the cgroup's limit is near, and a huge page takes 2 MiB for its first byte: start it with PINFOLD_THP=never";
-            return verdict("huge pages", true, found, advice);
+            return verdict(true, found, advice);
         }
         let used = self.snapshot.in_use();
         if huge > MUCH_HUGE && used < huge / 2 {
             let found = format!("{found}; only {} are in use", mib(used));
             let advice = "the huge pages hold little: pinfold set PID thp=never and pinfold trim PID, or start it with PINFOLD_THP=never";
-            return verdict("huge pages", true, found, advice);
+            return verdict(true, found, advice);
         }
-        verdict("huge pages", false, found, "nothing to do")
+        good(found)
     }
 
     fn sheaves(&self) -> Verdict {
@@ -307,12 +300,9 @@ impl Process {
         );
         // A small program has most of its memory in sheaves, which is no problem.
         let problem = share > 50.0 && most > 64 << 20;
-        let advice = if problem {
-            "start it with PINFOLD_SHEPHERD=on, which takes idle sheaves back from all CPUs"
-        } else {
-            "nothing to do"
-        };
-        verdict("sheaves", problem, found, advice)
+        let advice =
+            "start it with PINFOLD_SHEPHERD=on, which takes idle sheaves back from all CPUs";
+        judge(problem, found, advice)
     }
 
     fn kept(&self) -> Verdict {
@@ -324,12 +314,8 @@ impl Process {
             mib(self.snapshot.returned)
         );
         let problem = share > 25.0 && dirty > 64 << 20;
-        let advice = if problem {
-            "set PINFOLD_MEMORY_LIMIT, or start it with PINFOLD_SHEPHERD=on, so that free memory goes back"
-        } else {
-            "nothing to do"
-        };
-        verdict("kept memory", problem, found, advice)
+        let advice = "set PINFOLD_MEMORY_LIMIT, or start it with PINFOLD_SHEPHERD=on, so that free memory goes back";
+        judge(problem, found, advice)
     }
 
     fn remote_frees(&self) -> Verdict {
@@ -340,12 +326,8 @@ impl Process {
             "{remote} objects were freed on another node than their own, {share:.0} % of {flushed} that went back to slabs"
         );
         let problem = remote > 100_000 && share > 20.0;
-        let advice = if problem {
-            "free objects on the node that allocated them, or keep producers and consumers on one node"
-        } else {
-            "nothing to do"
-        };
-        verdict("remote frees", problem, found, advice)
+        let advice = "free objects on the node that allocated them, or keep producers and consumers on one node";
+        judge(problem, found, advice)
     }
 
     fn nodes(&self) -> Verdict {
@@ -357,12 +339,8 @@ impl Process {
             "{nodes} with memory; {elsewhere} objects came from another node than wanted, {share:.0} % of {refilled} that left slabs"
         );
         let problem = elsewhere > 100_000 && share > 5.0;
-        let advice = if problem {
-            "a node has no free memory: `pinfold numastat PID` shows which; choose a policy with pinfold run --policy"
-        } else {
-            "nothing to do"
-        };
-        verdict("nodes", problem, found, advice)
+        let advice = "a node has no free memory: `pinfold numastat PID` shows which; choose a policy with pinfold run --policy";
+        judge(problem, found, advice)
     }
 
     fn shepherd(&self) -> Verdict {
@@ -389,14 +367,14 @@ impl Process {
         );
         if !is_there && threads > 1 {
             let advice = "idle memory stays on CPUs that no thread uses any more: start it without PINFOLD_SHEPHERD=off, or call Shepherd::start";
-            return verdict("shepherd", true, found, advice);
+            return verdict(true, found, advice);
         }
         let advice = if is_there {
             "idle memory goes back: nothing to do"
         } else {
             "a program with one thread needs none: nothing to do"
         };
-        verdict("shepherd", false, found, advice)
+        verdict(false, found, advice)
     }
 
     fn mappings(&self) -> Verdict {
@@ -420,7 +398,7 @@ impl Process {
         } else {
             (false, "nothing to do")
         };
-        verdict("mappings", problem, found, advice)
+        verdict(problem, found, advice)
     }
 }
 
