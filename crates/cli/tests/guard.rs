@@ -2,12 +2,14 @@
 //!
 //! The program is this test itself, run by `pinfold run`.
 
+mod program;
+
+use program::{ROLE, RUN, in_role};
 use std::hint::black_box;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-const ROLE: &str = "PINFOLD_TEST_ROLE";
 /// How long the program commits its fault again and again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -33,16 +35,8 @@ fn role() {
 }
 
 fn run(options: &[&str]) -> Output {
-    let program = std::env::current_exe().unwrap();
-    Command::new(env!("CARGO_BIN_EXE_pinfold"))
-        .arg("run")
-        .args(options)
-        .arg("--")
-        .arg(program)
-        .args(["role", "--exact", "--nocapture", "--test-threads=1"])
-        .env(ROLE, "reads")
-        .output()
-        .unwrap()
+    let words = [&RUN[..2], options, &["--"]].concat();
+    in_role(&words, "reads").output().unwrap()
 }
 
 #[test]

@@ -3,17 +3,19 @@
 //! The programs are this test itself, run by `pinfold run` in a role that an environment variable
 //! names.
 
+mod program;
+
+use program::{Program, ROLE, RUN, in_role};
 use serde_json::Value;
 use std::fs;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-const ROLE: &str = "PINFOLD_TEST_ROLE";
 /// How long a test waits for what must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Blocks of a size, of which one in four is kept.
@@ -84,13 +86,8 @@ fn pinfold() -> Command {
 
 /// Returns `pinfold run` with these options, for this test in a role.
 fn run(options: &[&str], role: &str) -> Command {
-    let mut command = pinfold();
-    command.arg("run").args(options).arg("--");
-    command.arg(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "role", "--nocapture"])
-        .env(ROLE, role);
-    command
+    let words = [&RUN[..2], options, &["--"]].concat();
+    in_role(&words, role)
 }
 
 #[track_caller]
@@ -124,37 +121,6 @@ fn refused(arguments: &[&str]) -> String {
     assert_eq!(output.status.code(), Some(2));
     assert!(output.stdout.is_empty());
     String::from_utf8(output.stderr).unwrap()
-}
-
-/// A program that runs until the test ends.
-struct Running(Child);
-
-impl Running {
-    fn start(options: &[&str]) -> Running {
-        let mut child = run(options, "stays")
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let out = BufReader::new(child.stdout.take().unwrap());
-        let running = Running(child);
-        assert!(
-            out.lines()
-                .map_while(Result::ok)
-                .any(|line| line.contains("ready"))
-        );
-        running
-    }
-
-    fn pid(&self) -> String {
-        self.0.id().to_string()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// The profile of the role that ends, sampled once in 16 KiB.
@@ -268,7 +234,7 @@ fn a_difference_says_what_grew_and_what_is_odd_about_it() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (older, newer) = (path("older"), path("newer"));
-    let running = Running::start(&["--heap=16k"]);
+    let running = Program::start(&mut run(&["--heap=16k"], "stays"));
     heap(&["dump", &running.pid(), "-o", &older]);
     let begin = Instant::now();
     // The program goes on to keep memory.
@@ -361,7 +327,7 @@ fn a_forked_child_has_a_profile_of_its_own() {
 
 #[test]
 fn a_running_process_is_profiled_from_outside() {
-    let running = Running::start(&[]);
+    let running = Program::start(&mut run(&[], "stays"));
     let pid = running.pid();
     let without = refused(&["dump", &pid]);
     assert!(
@@ -396,14 +362,9 @@ fn a_running_process_is_profiled_from_outside() {
 
 /// Returns the answer of `pinfold serve` to a request for the heap profile.
 fn served(pid: &str) -> String {
-    let mut server = pinfold();
-    server
-        .args(["serve", "--listen", "127.0.0.1:0", pid])
-        .stdout(Stdio::piped());
-    let mut server = Running(server.spawn().unwrap());
+    let mut server = Program::of(pinfold().args(["serve", "--listen", "127.0.0.1:0", pid]));
     let mut line = String::new();
-    let mut out = BufReader::new(server.0.stdout.take().unwrap());
-    out.read_line(&mut line).unwrap();
+    server.lines.read_line(&mut line).unwrap();
     let address = line
         .trim()
         .strip_prefix("serving at http://")

@@ -1,8 +1,10 @@
 //! When a heap profile can be started from outside, and what `pinfold heap start` says if not.
 
+mod program;
+
+use program::Program;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -19,16 +21,6 @@ fn output(command: &mut Command) -> Output {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{said}");
     output
-}
-
-/// A program that runs until the test ends.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Says that it is ready, after it has loaded the library that its argument names. Without an
@@ -94,19 +86,14 @@ fn a_start_without_walks_says_why() {
         (None, "unwinding tables"),
     ] {
         let mut program = pinfold();
-        program
-            .args(["run", "--"])
-            .arg(path("walked"))
-            .stdout(Stdio::piped());
-        let mut program = Running(program.args(library.map(path)).spawn().unwrap());
-        let mut lines = BufReader::new(program.0.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap() == "ready"));
-        let pid = program.0.id().to_string();
+        program.args(["run", "--"]).arg(path("walked"));
+        let mut program = Program::start(program.args(library.map(path)));
+        let pid = program.pid();
         let start = pinfold().args(["heap", "start", &pid]).output().unwrap();
         let said = String::from_utf8_lossy(&start.stderr);
         assert_eq!(start.status.code(), Some(2), "{said}");
         assert!(said.contains(why) && !said.contains("try again"), "{said}");
-        assert!(program.0.try_wait().unwrap().is_none());
+        assert!(program.process.try_wait().unwrap().is_none());
     }
 }
 
@@ -145,25 +132,15 @@ fn a_start_does_not_wait_for_the_loader() {
     fs::write(&source, JOINS_INSIDE_THE_LOADER).unwrap();
     let mut compiler = Command::new("cc");
     output(compiler.arg(&source).args(["-pthread", "-o"]).arg(&program));
-    let mut program = pinfold()
-        .args(["run", "--"])
-        .arg(&program)
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().contains("ready")));
+    let mut program = Program::start(pinfold().args(["run", "--"]).arg(&program));
     sleep(Duration::from_millis(200));
     // The process may refuse, because a profile needs the loader.
     let begin = Instant::now();
-    let pid = program.id().to_string();
-    pinfold().args(["heap", "start", &pid]).output().unwrap();
-    while program.try_wait().unwrap().is_none() {
-        if begin.elapsed() > PATIENCE {
-            program.kill().unwrap();
-            panic!("the program waits for ever");
-        }
+    let start = ["heap", "start", &program.pid()];
+    pinfold().args(start).output().unwrap();
+    while program.process.try_wait().unwrap().is_none() {
+        assert!(begin.elapsed() < PATIENCE, "the program waits without end");
         sleep(Duration::from_millis(20));
     }
-    assert!(program.wait().unwrap().success());
+    assert!(program.process.wait().unwrap().success());
 }
