@@ -5,7 +5,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use pinfold::mempolicy::{Distances, Weights};
-use pinfold::topology::{CpuSet, NodeId, NodeSet, Topology};
+use pinfold::internal::topology_below;
+use pinfold::topology::{CpuSet, NodeId, NodeSet};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -56,7 +57,7 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     let root = ROOT.as_os_str().as_bytes();
-    let topology = match Topology::read_below(root) {
+    let topology = match topology_below(root) {
         Ok(topology) => topology,
         Err(error) => return assert!(!error.to_string().is_empty()),
     };

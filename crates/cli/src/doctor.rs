@@ -3,7 +3,7 @@
 
 use crate::output::{self, Lines};
 use anyhow::Result;
-use pinfold::internal::with_tightest_cgroup;
+use pinfold::internal::{topology_below, with_tightest_cgroup};
 use pinfold::topology::{NodeId, Topology};
 use pinfold_malloc::settings::{MEMORY_LIMIT, RSEQ, THP};
 use pinfold_rseq::{Backend, Index, Missing, abi};
@@ -93,7 +93,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let topology = if root == Path::new("/") {
         Topology::system()
     } else {
-        Topology::read_below(root.as_os_str().as_bytes())
+        topology_below(root.as_os_str().as_bytes())
     };
     let mut checks = vec![rseq(), concurrency_ids(), backend(), membarrier()];
     match &topology {

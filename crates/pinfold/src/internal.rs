@@ -1,12 +1,24 @@
 //! What the other crates of this workspace use. Other crates must not use it: it may change in any
 //! release.
 
+use crate::topology::{Topology, TopologyError};
+
 pub use crate::sys::{
     Text, coarse_milliseconds, decimal, die as abort, keep_errno, loader_is_idle, set_errno,
     uncancelled,
 };
 
 pub use crate::topology::cgroup::with_tightest as with_tightest_cgroup;
+
+/// Reads the machine whose files are below `root`, without the affinity. For tests, and for the
+/// command's `--root`.
+///
+/// # Errors
+///
+/// [`TopologyError`] if a file's content makes no sense.
+pub fn topology_below(root: &[u8]) -> Result<Topology, TopologyError> {
+    Topology::read_below(root)
+}
 
 pub mod fork {
     //! The table of what a fork takes.

@@ -1,5 +1,6 @@
 //! Policies as values and as text: every form of the grammar, the errors, and where pages go.
 
+use pinfold::internal::topology_below;
 use pinfold::mempolicy::{
     Distances, Flags, Mempolicy, Mode, PolicyError, SYSTEM_DEFAULT, Weights, Wrong, effective,
     node_for, zonelist,
@@ -378,7 +379,7 @@ fn weights_are_read_and_default_to_one() {
     for (node, text) in [(0, "3\n"), (1, "0\n"), (2, "256\n"), (700, "255\n")] {
         fs::write(folder.join(format!("node{node}")), text).unwrap();
     }
-    let machine = Topology::read_below(root.path().as_os_str().as_encoded_bytes()).unwrap();
+    let machine = topology_below(root.path().as_os_str().as_encoded_bytes()).unwrap();
     let weights = Weights::read(&machine);
     let of = |node| weights.weight(NodeId(node));
     assert_eq!(

@@ -4,7 +4,7 @@
 mod policy_machine;
 
 use pinfold::mempolicy::{
-    self, Call, Flags, Mempolicy, Mode, Move, PageNode, PolicyError, available,
+    self, Flags, Mempolicy, Mode, Move, PageNode, PolicyError, Syscall, available,
 };
 use pinfold::topology::{NodeId, NodeSet};
 use policy_machine::{PAGE, Pages};
@@ -119,7 +119,7 @@ fn ranges_that_are_not_mapped_are_refused() {
     let apply = |at, len| mempolicy::apply(at, len, &policy, Move::No, false);
     let refused = |call, errno| Err(PolicyError::Refused { call, errno });
     let unaligned = apply(pages.at(1).wrapping_add(8), PAGE);
-    assert_eq!(unaligned, refused(Call::Mbind, libc::EINVAL));
+    assert_eq!(unaligned, refused(Syscall::Mbind, libc::EINVAL));
     assert!(
         unaligned
             .unwrap_err()
@@ -128,13 +128,13 @@ fn ranges_that_are_not_mapped_are_refused() {
     );
     assert_eq!(
         apply(pages.at(2), usize::MAX / 2),
-        refused(Call::Mbind, libc::EFAULT)
+        refused(Syscall::Mbind, libc::EFAULT)
     );
-    assert_eq!(apply(null(), PAGE), refused(Call::Mbind, libc::EFAULT));
+    assert_eq!(apply(null(), PAGE), refused(Syscall::Mbind, libc::EFAULT));
     assert_eq!(apply(pages.at(0), 0), Ok(()));
     assert_eq!(
         mempolicy::node_at(null()),
-        refused(Call::GetMempolicy, libc::EFAULT).map(|()| NodeId(0))
+        refused(Syscall::GetMempolicy, libc::EFAULT).map(|()| NodeId(0))
     );
     assert!(
         mempolicy::policy_at(null())
@@ -260,7 +260,7 @@ fn pages_are_located_and_moved() {
     assert_eq!(
         gone,
         Err(PolicyError::Refused {
-            call: Call::MovePages,
+            call: Syscall::MovePages,
             errno: libc::ENODEV
         })
     );
@@ -269,7 +269,7 @@ fn pages_are_located_and_moved() {
     assert_eq!(
         mempolicy::migrate(i32::MAX, &all, &all),
         Err(PolicyError::Refused {
-            call: Call::MigratePages,
+            call: Syscall::MigratePages,
             errno: libc::ESRCH
         })
     );
@@ -285,7 +285,7 @@ fn a_home_node_needs_a_bind_policy() {
     let set = || mempolicy::set_home_node(pages.at(0), pages.size(), node);
     let refused = |errno| {
         Err(PolicyError::Refused {
-            call: Call::SetHomeNode,
+            call: Syscall::SetHomeNode,
             errno,
         })
     };

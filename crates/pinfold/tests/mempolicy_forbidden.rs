@@ -3,7 +3,7 @@
 
 mod policy_machine;
 
-use pinfold::mempolicy::{self, Call, Mempolicy, Move, PageNode, PolicyError, available};
+use pinfold::mempolicy::{self, Mempolicy, Move, PageNode, PolicyError, Syscall, available};
 use pinfold::topology::{NodeId, NodeSet};
 use policy_machine::Pages;
 
@@ -69,7 +69,10 @@ fn missing_rights_are_reported() {
         assert_eq!(given_up, 0);
         let local = Mempolicy::local();
         let apply = |moving| mempolicy::apply(pages.at(0), pages.size(), &local, moving, false);
-        assert_eq!(apply(Move::All), Err(PolicyError::NeedsRights(Call::Mbind)));
+        assert_eq!(
+            apply(Move::All),
+            Err(PolicyError::NeedsRights(Syscall::Mbind))
+        );
         assert!(
             apply(Move::All)
                 .unwrap_err()
@@ -80,7 +83,7 @@ fn missing_rights_are_reported() {
         let node = mempolicy::node_at(pages.at(0)).unwrap();
         let mut now = [PageNode::UNKNOWN];
         let moved = mempolicy::move_pages(&[pages.at(0)], &[node], &mut now, Move::All);
-        assert_eq!(moved, Err(PolicyError::NeedsRights(Call::MovePages)));
+        assert_eq!(moved, Err(PolicyError::NeedsRights(Syscall::MovePages)));
     };
     std::thread::spawn(thread).join().unwrap();
 }

@@ -1,5 +1,6 @@
 //! Reads machines that are made up as trees of files.
 
+use pinfold::internal::topology_below;
 use pinfold::topology::{CpuSet, ListError, NodeId, Topology};
 use proptest::prelude::*;
 use std::fs;
@@ -36,7 +37,7 @@ fn sparse_and_memoryless_nodes() {
         (&format!("{NODE}/node0/distance"), "10 21 32\n"),
     ]);
     let root = bytes(root.path());
-    let topology = Topology::read_below(root).unwrap();
+    let topology = topology_below(root).unwrap();
     assert_eq!(topology.nodes.to_string(), "0,2,8");
     assert_eq!(topology.with_memory.to_string(), "2,8");
     assert_eq!(topology.possible.len(), 16);
@@ -53,7 +54,7 @@ fn sparse_and_memoryless_nodes() {
 fn a_machine_without_numa_has_one_node() {
     let root = machine(&[(&format!("{CPU}/online"), "0-1\n")]);
     let root = bytes(root.path());
-    let topology = Topology::read_below(root).unwrap();
+    let topology = topology_below(root).unwrap();
     assert_eq!(
         (topology.nodes.to_string(), topology.possible.len()),
         ("0".to_owned(), 2)
@@ -68,14 +69,14 @@ fn isolated_cpus_are_not_housekeeping() {
         (&format!("{CPU}/isolated"), "4-5\n"),
         (&format!("{CPU}/nohz_full"), "6-7\n"),
     ]);
-    let topology = Topology::read_below(bytes(root.path())).unwrap();
+    let topology = topology_below(bytes(root.path())).unwrap();
     assert_eq!(topology.housekeeping().to_string(), "0-3");
     let root = machine(&[
         (&format!("{CPU}/online"), "0-1"),
         (&format!("{CPU}/nohz_full"), " (null)\n"),
     ]);
     assert!(
-        Topology::read_below(bytes(root.path()))
+        topology_below(bytes(root.path()))
             .unwrap()
             .nohz_full
             .is_empty()
@@ -85,7 +86,7 @@ fn isolated_cpus_are_not_housekeeping() {
         (&format!("{CPU}/isolated"), "0-1\n"),
     ]);
     assert_eq!(
-        Topology::read_below(bytes(root.path()))
+        topology_below(bytes(root.path()))
             .unwrap()
             .housekeeping()
             .len(),
@@ -101,7 +102,7 @@ fn cgroups_restrict_the_allowed_cpus() {
         ("sys/fs/cgroup/user/cpuset.cpus.effective", "2-3\n"),
     ]);
     assert_eq!(
-        Topology::read_below(bytes(unified.path()))
+        topology_below(bytes(unified.path()))
             .unwrap()
             .allowed
             .to_string(),
@@ -113,7 +114,7 @@ fn cgroups_restrict_the_allowed_cpus() {
         ("sys/fs/cgroup/cpuset/job/cpuset.effective_cpus", "7\n"),
     ]);
     assert_eq!(
-        Topology::read_below(bytes(old.path()))
+        topology_below(bytes(old.path()))
             .unwrap()
             .allowed
             .to_string(),
@@ -134,17 +135,17 @@ fn nonsense_is_an_error_and_missing_files_have_defaults() {
         "-",
     ] {
         let root = machine(&[(&format!("{CPU}/online"), text)]);
-        let error = Topology::read_below(bytes(root.path())).unwrap_err();
+        let error = topology_below(bytes(root.path())).unwrap_err();
         assert!(error.to_string().contains("cpu/online"), "{text}: {error}");
     }
     let root = machine(&[(&format!("{CPU}/online"), &"0,".repeat(100_000))]);
     assert_eq!(
-        Topology::read_below(bytes(root.path())).unwrap_err().what,
+        topology_below(bytes(root.path())).unwrap_err().what,
         ListError::TooLarge
     );
-    let nothing = Topology::read_below(b"/no/such/folder").unwrap();
+    let nothing = topology_below(b"/no/such/folder").unwrap();
     assert!(!nothing.possible.is_empty() && nothing.nodes.len() == 1);
-    assert!(Topology::read_below(&[b'a'; 5000]).is_ok());
+    assert!(topology_below(&[b'a'; 5000]).is_ok());
 }
 
 #[test]
@@ -156,7 +157,7 @@ fn empty_files_count_as_missing() {
             (&format!("{NODE}/online"), text),
             (&format!("{NODE}/has_memory"), text),
         ]);
-        let topology = Topology::read_below(bytes(root.path())).unwrap();
+        let topology = topology_below(bytes(root.path())).unwrap();
         assert!(!topology.allowed.is_empty() && !topology.housekeeping().is_empty());
         assert_eq!(topology.allowed, topology.possible);
         assert_eq!(topology.with_memory.to_string(), "0");
@@ -176,7 +177,7 @@ fn a_list_in_several_reads_is_complete() {
         std::thread::sleep(std::time::Duration::from_millis(100));
         pipe.write_all(b"5,200\n")
     });
-    let topology = Topology::read_below(bytes(root.path())).unwrap();
+    let topology = topology_below(bytes(root.path())).unwrap();
     assert_eq!(topology.online.to_string(), "0-15,200");
     writer.join().unwrap().unwrap();
 }
@@ -189,7 +190,7 @@ fn a_node_without_a_cpu_list_has_no_cpus() {
         (&format!("{NODE}/node1/cpulist"), &"4,".repeat(50_000)),
     ]);
     let root = bytes(root.path());
-    let topology = Topology::read_below(root).unwrap();
+    let topology = topology_below(root).unwrap();
     assert!(topology.cpus_of(NodeId(0)).unwrap().is_empty());
     let error = topology.cpus_of(NodeId(1)).unwrap_err();
     assert_eq!(error.what, ListError::TooLarge);
@@ -204,7 +205,7 @@ fn a_cgroups_nonsense_is_an_error_and_its_empty_list_is_inherited() {
             ("proc/self/cgroup", "garbage\n::\n0::/job\n"),
             (cpuset, text),
         ]);
-        match (Topology::read_below(bytes(root.path())), found) {
+        match (topology_below(bytes(root.path())), found) {
             (Ok(topology), Some(cpus)) => assert_eq!(topology.allowed.to_string(), cpus),
             (Err(error), None) => assert!(error.to_string().contains("cpuset"), "{error}"),
             (other, _) => panic!("{text}: {other:?}"),
@@ -252,7 +253,7 @@ fn memory_of_a_node_is_read_from_its_meminfo() {
         (&file(2), "Node 2 MemFree:       32000 kB\n"),
     ]);
     let path = root.path().as_os_str().as_encoded_bytes();
-    let machine = Topology::read_below(path).unwrap();
+    let machine = topology_below(path).unwrap();
     assert_eq!(machine.memory_of(NodeId(0)), 16_000 * 1024);
     assert_eq!(machine.memory_of(NodeId(1)), 32_000 * 1024);
     // Without a file, a node has its share of this machine's memory.
@@ -275,7 +276,7 @@ fn reading_files_cancels_no_thread() {
         // SAFETY: `pthread_self` names the calling thread, which exists. It runs on until its next
         // cancellation point.
         unsafe { pthread_cancel(libc::pthread_self()) };
-        let found = Topology::read_below(b"/").is_ok();
+        let found = topology_below(b"/").is_ok();
         READ.store(found, Relaxed);
         std::ptr::null_mut()
     }

@@ -3,8 +3,8 @@
 use super::calls::Calls;
 use pinfold::internal::kmalloc;
 use pinfold::segment::{
-    CACHES, COUNTERS, CacheRow, CounterRow, EVENTS, Kind, MAGIC, NODES, NodeEvents, NodeMemory,
-    SETTINGS, Segment, SlabEvent, VERSION,
+    CACHES, COUNTERS, CacheRow, CounterKind, CounterRow, EVENTS, MAGIC, NODES, NodeEvents,
+    NodeMemory, SETTINGS, Segment, SlabEvent, VERSION,
 };
 use pinfold::vmstat::Item;
 use serde::Serialize;
@@ -375,7 +375,7 @@ impl Counter {
         Ok(Some(Counter {
             name: bytes.name(row + offset_of!(CounterRow, name)),
             value: bytes.word(row + offset_of!(CounterRow, value))?,
-            is_level: bytes.half(row + offset_of!(CounterRow, kind))? == Kind::Level as u32,
+            is_level: bytes.half(row + offset_of!(CounterRow, kind))? == CounterKind::Level as u32,
         }))
     }
 }

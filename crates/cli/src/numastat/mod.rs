@@ -6,7 +6,8 @@ mod system;
 mod table;
 
 use anyhow::Result;
-use pinfold::topology::{NodeSet, Topology};
+use pinfold::internal::topology_below;
+use pinfold::topology::NodeSet;
 use process::Process;
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
@@ -106,7 +107,7 @@ struct Report {
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
-    let online = Topology::read_below(args.root.as_os_str().as_bytes())?.nodes;
+    let online = topology_below(args.root.as_os_str().as_bytes())?.nodes;
     let mut reports = Vec::new();
     let mut code = ExitCode::SUCCESS;
     let mut pids = Vec::new();

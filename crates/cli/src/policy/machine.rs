@@ -2,6 +2,7 @@
 //! the distances between nodes.
 
 use anyhow::{Context, Result, anyhow};
+use pinfold::internal::topology_below;
 use pinfold::mempolicy::{self, Distances, Flags, Mempolicy, Move, PolicyError, Weights};
 use pinfold::topology::{CpuId, MAX_NODES, NodeId, NodeSet, Topology};
 use std::fs;
@@ -22,7 +23,7 @@ pub struct Machine {
 impl Machine {
     /// Reads the machine's files below `root`.
     pub fn read(root: &Path) -> Result<Machine> {
-        let topology = Topology::read_below(root.as_os_str().as_bytes())?;
+        let topology = topology_below(root.as_os_str().as_bytes())?;
         let mut machine = Machine {
             root: root.to_owned(),
             distances: Distances::read(&topology),

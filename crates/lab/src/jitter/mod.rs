@@ -11,6 +11,7 @@ use crate::figures::{Output, Plot, Progress, Series, Sheet};
 use crate::output::Table;
 use anyhow::{Context, Result, ensure};
 use interrupts::Interrupts;
+use pinfold::internal::topology_below;
 use pinfold::topology::{CpuSet, Topology};
 use run::{Gaps, Loop, Setup};
 use serde::Serialize;
@@ -135,7 +136,7 @@ pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
 /// move there. So they count too, unless the affinity also leaves out other CPUs: then the user has
 /// chosen it.
 fn for_the_loop(machine: &Topology) -> Result<CpuSet> {
-    let in_cgroup = Topology::read_below(b"/")
+    let in_cgroup = topology_below(b"/")
         .context("reading the machine's CPUs")?
         .allowed;
     let is_chosen = !in_cgroup

@@ -9,7 +9,7 @@
 
 use super::abi;
 use super::noted::thread_changed;
-use super::{Call, Flags, Mempolicy, Mode, PolicyError};
+use super::{Flags, Mempolicy, Mode, PolicyError, Syscall};
 use crate::topology::{MAX_NODES, NodeId, NodeSet};
 use core::ffi::{c_int, c_long};
 use core::ptr::null_mut;
@@ -43,7 +43,7 @@ pub enum Move {
 const BITS: usize = MAX_NODES + 1;
 
 /// Returns the kernel's answer to `call`.
-pub(super) fn ask(call: Call, answer: Answer<usize>) -> Result<usize, PolicyError> {
+pub(super) fn ask(call: Syscall, answer: Answer<usize>) -> Result<usize, PolicyError> {
     answer.map_err(|errno| PolicyError::Refused { call, errno })
 }
 
@@ -53,7 +53,7 @@ pub(super) fn ask(call: Call, answer: Answer<usize>) -> Result<usize, PolicyErro
 /// processes. So if this call fails with the same error, a filter forbids it.
 pub(super) fn rights(
     error: PolicyError,
-    call: Call,
+    call: Syscall,
     nothing: impl FnOnce() -> Result<usize, PolicyError>,
 ) -> PolicyError {
     if error.errno() != Some(libc::EPERM) {
@@ -68,7 +68,7 @@ pub(super) fn rights(
 /// Calls `mbind` for an empty range.
 fn bind_nothing() -> Result<usize, PolicyError> {
     // SAFETY: the node mask is null, and the range is empty.
-    ask(Call::Mbind, unsafe {
+    ask(Syscall::Mbind, unsafe {
         syscall(abi::MBIND, [0, 0, 0, 0, 0, 0])
     })
 }
@@ -96,7 +96,7 @@ pub fn available() -> Result<(), PolicyError> {
     // The kernel has no mode 0xff, so the call changes nothing. `EINVAL` shows that the call
     // reached the kernel.
     // SAFETY: the node mask is null.
-    let answer = ask(Call::SetMempolicy, unsafe {
+    let answer = ask(Syscall::SetMempolicy, unsafe {
         syscall(abi::SET_MEMPOLICY, [0xff, 0, 0])
     });
     match answer {
@@ -147,7 +147,7 @@ pub(super) fn set_unnoted(policy: &Mempolicy) -> Result<(), PolicyError> {
     }
     let (mode, mask) = arguments(policy)?;
     // SAFETY: the mask is `MAX_NODES` bits long, which is what the kernel reads for `BITS`.
-    let answer = ask(Call::SetMempolicy, unsafe {
+    let answer = ask(Syscall::SetMempolicy, unsafe {
         syscall(
             abi::SET_MEMPOLICY,
             [mode as usize, mask.words.as_ptr() as usize, BITS],
@@ -269,7 +269,7 @@ pub fn mems_allowed() -> Result<NodeSet, PolicyError> {
 /// * [`PolicyError::Refused`] with `EFAULT` if part of the range is not mapped.
 /// * [`PolicyError::Refused`] with `EIO` if `strict` is set and pages lie on excluded nodes. If the
 ///   caller asked for a move, the policy is set nevertheless.
-/// * [`PolicyError::Refused`] by [`Call::SetHomeNode`]: the policy is set, but without its home
+/// * [`PolicyError::Refused`] by [`Syscall::SetHomeNode`]: the policy is set, but without its home
 ///   node.
 ///
 /// # Examples
@@ -300,7 +300,7 @@ pub fn apply(
     // the kernel would report success.
     if len > isize::MAX as usize {
         return Err(PolicyError::Refused {
-            call: Call::Mbind,
+            call: Syscall::Mbind,
             errno: libc::EINVAL,
         });
     }
@@ -309,7 +309,7 @@ pub fn apply(
     let flags = strict | moving.bits();
     // SAFETY: the mask is `MAX_NODES` bits long, which is what the kernel reads for `BITS`.
     // `mbind` keeps the content of the range, mapped or not.
-    let answer = ask(Call::Mbind, unsafe {
+    let answer = ask(Syscall::Mbind, unsafe {
         syscall(
             abi::MBIND,
             [
@@ -323,7 +323,7 @@ pub fn apply(
         )
     });
     answer.map_err(|error| match moving {
-        Move::All => rights(explained(error, policy), Call::Mbind, bind_nothing),
+        Move::All => rights(explained(error, policy), Syscall::Mbind, bind_nothing),
         _ => explained(error, policy),
     })?;
     policy
@@ -360,7 +360,7 @@ pub fn apply(
 pub fn set_home_node(at: *const u8, len: usize, node: NodeId) -> Result<(), PolicyError> {
     // SAFETY: the call gets no pointer that the kernel writes to, and keeps the content of the
     // range.
-    let answer = ask(Call::SetHomeNode, unsafe {
+    let answer = ask(Syscall::SetHomeNode, unsafe {
         syscall(abi::SET_MEMPOLICY_HOME_NODE, [at.addr(), len, node.0, 0])
     });
     answer.map(drop)
@@ -427,7 +427,7 @@ fn get(at: usize, flags: c_long) -> Result<(u32, NodeSet), PolicyError> {
     };
     // SAFETY: `number` and the mask outlive the call and are writable, or are null. The mask is
     // `MAX_NODES` bits long, which is what the kernel writes for `BITS`.
-    ask(Call::GetMempolicy, unsafe {
+    ask(Syscall::GetMempolicy, unsafe {
         syscall(
             abi::GET_MEMPOLICY,
             [place as usize, mask as usize, BITS, at, flags as usize],

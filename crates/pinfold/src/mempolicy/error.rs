@@ -9,14 +9,14 @@ use core::fmt;
 /// # Examples
 ///
 /// ```
-/// use pinfold::mempolicy::{Call, PolicyError};
+/// use pinfold::mempolicy::{Syscall, PolicyError};
 ///
-/// let error = PolicyError::Refused { call: Call::SetHomeNode, errno: 38 };
+/// let error = PolicyError::Refused { call: Syscall::SetHomeNode, errno: 38 };
 /// let text = "set_mempolicy_home_node: not available here (ENOSYS): the call needs Linux 5.17";
 /// assert!(error.to_string().starts_with(text));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Call {
+pub enum Syscall {
     /// `set_mempolicy`.
     SetMempolicy,
     /// `get_mempolicy`.
@@ -31,16 +31,16 @@ pub enum Call {
     MigratePages,
 }
 
-impl Call {
+impl Syscall {
     /// Returns the system call's name.
     pub const fn name(self) -> &'static str {
         match self {
-            Call::SetMempolicy => "set_mempolicy",
-            Call::GetMempolicy => "get_mempolicy",
-            Call::Mbind => "mbind",
-            Call::SetHomeNode => "set_mempolicy_home_node",
-            Call::MovePages => "move_pages",
-            Call::MigratePages => "migrate_pages",
+            Syscall::SetMempolicy => "set_mempolicy",
+            Syscall::GetMempolicy => "get_mempolicy",
+            Syscall::Mbind => "mbind",
+            Syscall::SetHomeNode => "set_mempolicy_home_node",
+            Syscall::MovePages => "move_pages",
+            Syscall::MigratePages => "migrate_pages",
         }
     }
 }
@@ -86,13 +86,13 @@ pub enum PolicyError {
     NoneAllowed(Mode),
     /// The call needs `CAP_SYS_NICE`, because it was asked to move another process's pages, or
     /// pages that other processes also map.
-    NeedsRights(Call),
+    NeedsRights(Syscall),
     /// The slices passed to one call differ in length.
     LengthsDiffer,
     /// The kernel refused a call.
     Refused {
         /// The call.
-        call: Call,
+        call: Syscall,
         /// The error number.
         errno: i32,
     },
@@ -169,7 +169,7 @@ impl fmt::Display for PolicyError {
                  /sys/devices/system/node/has_memory",
                 mode.name()
             ),
-            PolicyError::NeedsRights(Call::Mbind) => f.write_str(
+            PolicyError::NeedsRights(Syscall::Mbind) => f.write_str(
                 "mbind: moving pages that others map too needs CAP_SYS_NICE; Move::Own moves the rest",
             ),
             PolicyError::NeedsRights(call) => write!(

@@ -55,7 +55,7 @@ mod zonelist;
 pub use calls::{
     Move, apply, available, mems_allowed, node_at, policy_at, set_for_thread, set_home_node, thread,
 };
-pub use error::{Call, PolicyError};
+pub use error::{PolicyError, Syscall};
 pub use mode::{Flags, Mode};
 pub(crate) use noted::placement_of_thread;
 pub use noted::thread_changed;

@@ -2,7 +2,7 @@
 
 use super::abi;
 use super::calls::{ask, rights};
-use super::{Call, Move, PolicyError};
+use super::{Move, PolicyError, Syscall};
 use crate::topology::{NodeId, NodeSet};
 use pinfold_rseq::syscall;
 
@@ -81,7 +81,7 @@ pub fn nodes_of_pages(pages: &[*const u8], nodes: &mut [PageNode]) -> Result<(),
     nodes.fill(PageNode::UNKNOWN);
     // SAFETY: both slices have `pages.len()` elements, which was checked above. The kernel writes
     // an `int` for each page to `nodes`, and `PageNode` is a transparent `i32`.
-    let answer = ask(Call::MovePages, unsafe {
+    let answer = ask(Syscall::MovePages, unsafe {
         syscall(
             abi::MOVE_PAGES,
             [
@@ -149,7 +149,7 @@ pub fn move_pages(
         // SAFETY: `pages` and `nodes` have `pages.len()` elements, because their whole slices have
         // equal lengths and are cut alike. `wanted` has `AT_ONCE`, which is at least as many. The
         // kernel writes an `int` for each page to `nodes`, and `PageNode` is a transparent `i32`.
-        let answer = ask(Call::MovePages, unsafe {
+        let answer = ask(Syscall::MovePages, unsafe {
             syscall(
                 abi::MOVE_PAGES,
                 [
@@ -162,7 +162,7 @@ pub fn move_pages(
                 ],
             )
         });
-        let refused = |error| rights(error, Call::MovePages, move_nothing);
+        let refused = |error| rights(error, Syscall::MovePages, move_nothing);
         left += answer.map_err(refused)?;
     }
     Ok(left)
@@ -199,26 +199,26 @@ pub fn migrate(pid: i32, from: &NodeSet, to: &NodeSet) -> Result<usize, PolicyEr
     let bits = from.words.len() * 64 + 1;
     let (from, to) = (from.words.as_ptr(), to.words.as_ptr());
     // SAFETY: both masks are `bits - 1` bits long, which is what the kernel reads.
-    let answer = ask(Call::MigratePages, unsafe {
+    let answer = ask(Syscall::MigratePages, unsafe {
         syscall(
             abi::MIGRATE_PAGES,
             [pid as usize, bits, from as usize, to as usize],
         )
     });
-    let refused = |error| rights(error, Call::MigratePages, migrate_nothing);
+    let refused = |error| rights(error, Syscall::MigratePages, migrate_nothing);
     answer.map_err(refused)
 }
 
 fn move_nothing() -> Result<usize, PolicyError> {
     // SAFETY: the lists have no elements, so the kernel reads and writes none.
-    ask(Call::MovePages, unsafe {
+    ask(Syscall::MovePages, unsafe {
         syscall(abi::MOVE_PAGES, [0, 0, 0, 0, 0, 0])
     })
 }
 
 fn migrate_nothing() -> Result<usize, PolicyError> {
     // SAFETY: the masks have no bits, so the kernel reads none.
-    ask(Call::MigratePages, unsafe {
+    ask(Syscall::MigratePages, unsafe {
         syscall(abi::MIGRATE_PAGES, [0, 0, 0, 0])
     })
 }

@@ -1,10 +1,10 @@
 //! Explains the error numbers of the system calls for policies.
 
-use super::Call;
+use super::Syscall;
 use core::fmt;
 
 /// Writes why the call was refused, and what to do about it.
-pub(super) fn explain(call: Call, errno: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+pub(super) fn explain(call: Syscall, errno: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let name = call.name();
     match reason(call, errno) {
         Some(reason) => write!(f, "{name}: {reason}"),
@@ -12,9 +12,9 @@ pub(super) fn explain(call: Call, errno: i32, f: &mut fmt::Formatter<'_>) -> fmt
     }
 }
 
-fn reason(call: Call, errno: i32) -> Option<&'static str> {
+fn reason(call: Syscall, errno: i32) -> Option<&'static str> {
     Some(match (call, errno) {
-        (Call::SetHomeNode, libc::ENOSYS) => {
+        (Syscall::SetHomeNode, libc::ENOSYS) => {
             "not available here (ENOSYS): the call needs Linux 5.17, and no filter (seccomp, a container's) may \
              forbid it; distances are measured from the CPU's node instead"
         }
@@ -26,46 +26,46 @@ fn reason(call: Call, errno: i32) -> Option<&'static str> {
             "not permitted (EPERM): a filter (seccomp, a container's) forbids it; the default policy stays in effect. \
              In a container, allow the call or add CAP_SYS_NICE"
         }
-        (Call::SetMempolicy, libc::EINVAL) => {
+        (Syscall::SetMempolicy, libc::EINVAL) => {
             "refused (EINVAL): none of the nodes exists, has memory and may be used (see Mems_allowed_list in \
              /proc/self/status), or this kernel does not know the mode or flag (prefer (many) needs Linux 5.15, weighted \
              interleave 6.9, balancing 5.12)"
         }
-        (Call::Mbind, libc::EINVAL) => {
+        (Syscall::Mbind, libc::EINVAL) => {
             "refused (EINVAL): the range does not begin at a page, or none of the nodes exists, has memory and may be used \
              (see Mems_allowed_list in /proc/self/status), or this kernel does not know the mode or flag (prefer (many) \
              needs Linux 5.15, weighted interleave 6.9, balancing 5.12)"
         }
-        (Call::SetHomeNode, libc::EINVAL) => {
+        (Syscall::SetHomeNode, libc::EINVAL) => {
             "refused (EINVAL): the range does not begin at a page, or the home node is not online (see \
              /sys/devices/system/node/online)"
         }
-        (Call::SetHomeNode, libc::ENOENT) => {
+        (Syscall::SetHomeNode, libc::ENOENT) => {
             "nothing in the range has a policy (ENOENT); apply bind or prefer (many) first"
         }
-        (Call::SetHomeNode, libc::EOPNOTSUPP) => {
+        (Syscall::SetHomeNode, libc::EOPNOTSUPP) => {
             "a policy in the range has no home node (EOPNOTSUPP); only bind and prefer (many) have one"
         }
-        (Call::MigratePages, libc::EINVAL) => {
+        (Syscall::MigratePages, libc::EINVAL) => {
             "refused (EINVAL): none of the target nodes exists and may be used (see Mems_allowed_list in \
              /proc/self/status)"
         }
         (_, libc::EINVAL) => "refused (EINVAL): this kernel does not know the value of an argument",
-        (Call::Mbind, libc::EIO) => {
+        (Syscall::Mbind, libc::EIO) => {
             "pages lie on other nodes (EIO), and the call did not move them; ask for a move, or do not be \
              strict"
         }
-        (Call::Mbind | Call::GetMempolicy, libc::EFAULT) => {
+        (Syscall::Mbind | Syscall::GetMempolicy, libc::EFAULT) => {
             "part of the range is not mapped (EFAULT); map it first"
         }
         (_, libc::EFAULT) => "an address is not mapped (EFAULT)",
         (_, libc::ENOMEM) => {
             "the kernel has no memory for the call (ENOMEM), or the process has too many mappings (vm.max_map_count)"
         }
-        (Call::MovePages, libc::ENODEV) => {
+        (Syscall::MovePages, libc::ENODEV) => {
             "a target node is not online (ENODEV); see /sys/devices/system/node/online"
         }
-        (Call::MovePages, libc::EACCES) => {
+        (Syscall::MovePages, libc::EACCES) => {
             "a target node may not be used (EACCES); see Mems_allowed_list in /proc/self/status"
         }
         (_, libc::ESRCH) => "there is no such process (ESRCH)",

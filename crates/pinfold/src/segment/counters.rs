@@ -23,13 +23,13 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 /// # Examples
 ///
 /// ```
-/// use pinfold::segment::Kind;
+/// use pinfold::segment::CounterKind;
 ///
-/// assert_eq!((Kind::Events as u32, Kind::Level as u32), (0, 1));
+/// assert_eq!((CounterKind::Events as u32, CounterKind::Level as u32), (0, 1));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Kind {
+pub enum CounterKind {
     /// A number of events, which only grows, modulo 2^64.
     Events = 0,
     /// A signed number, which goes up and down.
@@ -39,7 +39,7 @@ pub enum Kind {
 mod sealed {
     /// Reads value `nth` of a counter or set. Takes no lock and makes no system call.
     pub trait Read: Sync + 'static {
-        const KIND: super::Kind;
+        const KIND: super::CounterKind;
         fn read(&self, nth: usize) -> u64;
     }
 }
@@ -75,7 +75,7 @@ pub trait CountedSet: Read {
 }
 
 impl Read for EventCounter {
-    const KIND: Kind = Kind::Events;
+    const KIND: CounterKind = CounterKind::Events;
     fn read(&self, _: usize) -> u64 {
         self.tally()
     }
@@ -83,7 +83,7 @@ impl Read for EventCounter {
 impl Counted for EventCounter {}
 
 impl Read for PerCpuCounter {
-    const KIND: Kind = Kind::Level;
+    const KIND: CounterKind = CounterKind::Level;
     fn read(&self, _: usize) -> u64 {
         between(self.bounds()) as u64
     }
@@ -91,7 +91,7 @@ impl Read for PerCpuCounter {
 impl Counted for PerCpuCounter {}
 
 impl<I: Item> Read for VmEvents<I> {
-    const KIND: Kind = Kind::Events;
+    const KIND: CounterKind = CounterKind::Events;
     fn read(&self, nth: usize) -> u64 {
         self.sum_of(nth)
     }
@@ -101,7 +101,7 @@ impl<I: Item> CountedSet for VmEvents<I> {
 }
 
 impl<I: Item> Read for VmStat<I> {
-    const KIND: Kind = Kind::Level;
+    const KIND: CounterKind = CounterKind::Level;
     fn read(&self, nth: usize) -> u64 {
         let zones = self.of_nth(nth).map(|zone| between(zone.bounds()));
         zones.fold(0i64, i64::wrapping_add) as u64
@@ -180,7 +180,7 @@ struct Entry {
     counter: usize,
     /// The item's number in the set.
     nth: usize,
-    kind: Kind,
+    kind: CounterKind,
     /// Reads a counter of the type that `counter` has.
     read: unsafe fn(usize, usize) -> u64,
 }

@@ -44,7 +44,7 @@ mod mailbox;
 
 pub use calls::Call;
 pub(crate) use calls::{Shared, place_calls, place_of, share_units};
-pub use counters::{Counted, CountedSet, Kind, ShowError, hide, hide_at, show, show_set};
+pub use counters::{Counted, CountedSet, CounterKind, ShowError, hide, hide_at, show, show_set};
 pub use events::{EVENTS, NodeEvents, SlabEvent};
 pub use files::{
     F_SEAL_FUTURE_WRITE, FILE, MAILBOX_FILE, MARK_FILE, PROFILE_FILE, SEALS, commits_strictly,
@@ -255,7 +255,7 @@ pub struct CounterRow {
     pub value: AtomicU64,
     /// 2 while a counter has the row, otherwise 0.
     pub state: AtomicU32,
-    /// The [`Kind`] of the value.
+    /// The [`CounterKind`] of the value.
     pub kind: AtomicU32,
 }
 

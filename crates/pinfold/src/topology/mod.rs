@@ -132,13 +132,12 @@ impl Topology {
     }
 
     /// Reads the machine whose files are below `root`, as [`system`](Self::system) does, but
-    /// without the affinity. For tests, and for the command's `--root`.
+    /// without the affinity.
     ///
     /// # Errors
     ///
     /// [`TopologyError`] if a file's content makes no sense.
-    #[doc(hidden)]
-    pub fn read_below(root: &[u8]) -> Result<Topology, TopologyError> {
+    pub(crate) fn read_below(root: &[u8]) -> Result<Topology, TopologyError> {
         let cpus = |file| list_in(root, file).map(|set| set.filter(|set| !set.is_empty()));
         let online = cpus("sys/devices/system/cpu/online")?;
         let possible = cpus("sys/devices/system/cpu/possible")?;
