@@ -1,9 +1,11 @@
 //! `pinfold serve` with clients that send nothing, too much, or come all at once, and with
 //! processes that end or change.
 
+mod program;
 mod served;
 
-use served::{PATIENCE, Program, Server, get};
+use program::{Program, ROLE, RUN, in_role};
+use served::{PATIENCE, Server, get};
 use std::fs::OpenOptions;
 use std::hint::black_box;
 use std::io::Write;
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Acts as a program. Does nothing as a test.
 #[test]
 fn role() {
-    let Ok(role) = std::env::var(served::ROLE) else {
+    let Ok(role) = std::env::var(ROLE) else {
         return;
     };
     match &role[..] {
@@ -36,7 +38,7 @@ fn role() {
     if role == "executes" {
         let mut line = String::new();
         std::io::stdin().read_line(&mut line).unwrap();
-        let mut next = Program::command("allocates");
+        let mut next = in_role(&RUN, "allocates");
         use std::os::unix::process::CommandExt;
         panic!("{}", next.exec());
     }
@@ -46,6 +48,13 @@ fn role() {
         drop(black_box(blocks));
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Starts a program in a role, and waits for the number that it says.
+fn start(role: &str) -> Program {
+    let mut program = Program::of(&mut in_role(&RUN, role));
+    assert!(program.says("says "), "it ended");
+    program
 }
 
 #[test]
@@ -66,21 +75,21 @@ fn clients_that_send_nothing_do_not_keep_others_out() {
 
 #[test]
 fn a_process_is_served_as_long_as_it_lives() {
-    let mut program = Program::start("allocates");
-    let pid = program.said.to_string();
+    let program = start("allocates");
+    let pid = program.number("says").to_string();
     let mut server = Server::start(24, &[&pid]);
     let idle = server.idle_clients(60);
     std::thread::sleep(Duration::from_millis(1500));
     server.await_text(&format!("pinfold_held_bytes{{pid=\"{pid}\""));
     drop(idle);
-    program.end();
+    drop(program);
     assert_eq!(server.await_end().code(), Some(0));
 }
 
 #[test]
 fn a_process_that_executes_another_program_is_followed() {
-    let mut program = Program::start("executes");
-    let pid = program.said.to_string();
+    let mut program = start("executes");
+    let pid = program.number("says").to_string();
     let mut server = Server::start(1000, &[&pid]);
     server.await_text(&format!("pid=\"{pid}\""));
     let started = |answer: &str| {
@@ -92,24 +101,24 @@ fn a_process_that_executes_another_program_is_followed() {
     };
     assert!(started(&server.get("/metrics")).is_some());
     program
-        .child
+        .process
         .stdin
         .take()
         .unwrap()
         .write_all(b"go\n")
         .unwrap();
     // The new program says its number again.
-    program.await_word();
+    assert!(program.says("says "));
     std::thread::sleep(Duration::from_millis(1500));
     server.await_text(&format!("pinfold_held_bytes{{pid=\"{pid}\""));
-    program.end();
+    drop(program);
     assert_eq!(server.await_end().code(), Some(0));
 }
 
 #[test]
 fn names_are_escaped_once() {
-    let program = Program::start("named");
-    let server = Server::start(1000, &[&program.said.to_string()]);
+    let program = start("named");
+    let server = Server::start(1000, &[&program.number("says").to_string()]);
     let name = "a\\\"b\\\\c\\\\u001bd";
     let metrics = server.get("/metrics");
     assert!(
@@ -143,12 +152,12 @@ fn a_full_disk_is_an_error() {
 
 #[test]
 fn forked_children_show_themselves() {
-    let program = Program::start("forks");
-    let child = program.said;
+    let program = start("forks");
+    let child = program.number("says");
     let mut server = Server::start(1000, &[]);
     server.await_text(&format!("pid=\"{child}\""));
     // SAFETY: `kill` uses no memory of this process.
-    unsafe { libc::kill(child, libc::SIGKILL) };
+    unsafe { libc::kill(child as i32, libc::SIGKILL) };
 }
 
 #[test]
@@ -223,8 +232,8 @@ fn the_page_has_no_inline_script_or_style() {
 
 #[test]
 fn the_format_is_the_one_that_the_client_asks_for() {
-    let program = Program::start("allocates");
-    let server = Server::start(1000, &[&program.said.to_string()]);
+    let program = start("allocates");
+    let server = Server::start(1000, &[&program.number("says").to_string()]);
     let plain = "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n";
     let open = "Content-Type: application/openmetrics-text; version=1.0.0; charset=utf-8\r\n";
     for (accept, kind) in [

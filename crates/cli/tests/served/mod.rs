@@ -1,71 +1,17 @@
-//! Runs `pinfold serve`, and programs for it to look at.
+//! Runs `pinfold serve`.
 #![allow(dead_code, reason = "each test uses a part")]
 
-use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long a test waits for what must happen.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-pub const ROLE: &str = "PINFOLD_TEST_ROLE";
-
 /// Returns a request.
 pub fn get(path: &str, headers: &str) -> String {
     format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n")
-}
-
-/// This test program with a role, on Pinfold. Ends with this value.
-pub struct Program {
-    pub child: Child,
-    /// The number that it said first.
-    pub said: i32,
-    lines: Lines<BufReader<ChildStdout>>,
-}
-
-impl Program {
-    pub fn command(role: &str) -> Command {
-        let mut program = Command::new(env!("CARGO_BIN_EXE_pinfold"));
-        program.arg("run").arg(std::env::current_exe().unwrap());
-        program
-            .args(["--exact", "role", "--nocapture"])
-            .env(ROLE, role);
-        program
-    }
-
-    pub fn start(role: &str) -> Program {
-        let mut program = Program::command(role);
-        let program = program.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = program.spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut program = Program {
-            child,
-            said: 0,
-            lines,
-        };
-        program.said = program.await_word();
-        program
-    }
-
-    /// Waits for a number that the program says.
-    pub fn await_word(&mut self) -> i32 {
-        let mut words = self.lines.by_ref().map(|line| line.unwrap());
-        words
-            .find_map(|line| line.split("says ").nth(1)?.parse().ok())
-            .unwrap()
-    }
-
-    pub fn end(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        self.end();
-    }
 }
 
 /// `pinfold serve`, which may open few files.
