@@ -1,10 +1,10 @@
 //! Models of the counter's protocol, explored by loom: `RUSTFLAGS="--cfg loom" cargo test --release
 //! --test model_counter`.
 //!
-//! The protocol is the real files `exact.rs`, `gate.rs`, `read.rs`, `room.rs` and `shards.rs` of
-//! `counter/`. `model_counter/counter.rs` has the counter's handle, and stands for the other files
-//! of the folder. `model_counter/counter_units.rs` has the machine. The tables
-//! there say what each of their functions mirrors. Each planted fault breaks a guarantee.
+//! The protocol is the real files `exact.rs`, `gate.rs`, `read.rs`, `shards.rs` and `slow_add.rs`
+//! of `counter/`. `model_counter/counter.rs` has the counter's handle, and stands for the other
+//! files of the folder. `model_counter/counter_units.rs` has the machine. The tables there say what
+//! each of their functions mirrors. Each planted fault breaks a guarantee.
 //!
 //! The kernel aborts a section when it lets another thread run on the CPU. Here a thread that
 //! relies on this waits for the section's end instead.
@@ -18,6 +18,7 @@ mod counter;
 mod counter_units;
 
 use counter::PerCpuCounter;
+use counter::shards::Direction::Up;
 use counter_units::{BLOCK, Fault, NOWHERE, explore, move_to, word_at};
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicUsize;
@@ -84,10 +85,10 @@ fn read(counter: &PerCpuCounter) {
     assert!(within.contains(&read), "read {read}, not in {within:?}");
 }
 
-/// Adds 1 on the CPU if the shard has room.
-fn add_with_room(counter: &PerCpuCounter) {
+/// Adds 1 on the CPU if the shard has headroom.
+fn add_with_headroom(counter: &PerCpuCounter) {
     move_to(0);
-    counter.of().add(false, 1);
+    counter.of().add(Up, 1);
     move_to(NOWHERE);
 }
 
@@ -112,8 +113,8 @@ fn reads_are_within_the_drift() {
     });
 }
 
-/// The add has room only once the fold has raised the limit. The total must have the folded part by
-/// then.
+/// The add has headroom only once the fold has raised the limit. The total must have the folded
+/// part by then.
 #[test]
 fn a_fold_raises_the_total_before_the_limit() {
     let begin = |counter: &PerCpuCounter| {
@@ -121,10 +122,10 @@ fn a_fold_raises_the_total_before_the_limit() {
         counter.add_on(0, 1);
     };
     let fold = |counter: &PerCpuCounter| counter.fold_in_background();
-    in_all_orders(1, begin, [fold, add_with_room, read], is_consistent);
+    in_all_orders(1, begin, [fold, add_with_headroom, read], is_consistent);
 }
 
-/// An add without room folds the shard on its own CPU, in the same order.
+/// An add without headroom folds the shard on its own CPU, in the same order.
 #[test]
 fn an_add_that_folds_raises_the_total_before_the_limit() {
     let begin = |counter: &PerCpuCounter| {
@@ -136,7 +137,7 @@ fn an_add_that_folds_raises_the_total_before_the_limit() {
         counter.add_slow(1);
         move_to(NOWHERE);
     };
-    in_all_orders(1, begin, [fold, add_with_room, read], is_consistent);
+    in_all_orders(1, begin, [fold, add_with_headroom, read], is_consistent);
 }
 
 /// One thread's slow path grants the shard, and another thread adds on the same CPU. The drift must
@@ -144,7 +145,7 @@ fn an_add_that_folds_raises_the_total_before_the_limit() {
 #[test]
 fn a_grant_raises_the_drift_before_the_limits() {
     let grant = |counter: &PerCpuCounter| counter.add_on(0, 1);
-    in_all_orders(1, |_| (), [grant, add_with_room, read], is_consistent);
+    in_all_orders(1, |_| (), [grant, add_with_headroom, read], is_consistent);
 }
 
 /// The batch is raised while another thread adds on the CPU. The drift must be larger by then.
@@ -155,7 +156,7 @@ fn a_raised_batch_raises_the_drift_before_the_limits() {
         counter.add_on(0, 1);
     };
     let raise = |counter: &PerCpuCounter| counter.set_batch(2).unwrap();
-    in_all_orders(1, begin, [raise, add_with_room, read], is_consistent);
+    in_all_orders(1, begin, [raise, add_with_headroom, read], is_consistent);
 }
 
 /// Adds 1 on one CPU, moves, and subtracts 1 on the other. The value is always 0 or 1.
@@ -307,8 +308,11 @@ fn lower(fault: Fault) {
         adder.join().unwrap();
         for at in [BLOCK, BLOCK + 16] {
             let [word, limit] = [at, at + 8].map(|offset| word_at(0, offset).load(Acquire));
-            let room = limit.wrapping_sub(word) as i64;
-            assert!((0..=1).contains(&room), "room {room} of a batch of 1");
+            let headroom = limit.wrapping_sub(word) as i64;
+            assert!(
+                (0..=1).contains(&headroom),
+                "headroom {headroom} of a batch of 1"
+            );
         }
         assert_eq!(counter.sum_at_once(), Some(2));
         assert!(counter.read().abs_diff(2) <= counter.error_bound());
@@ -359,8 +363,8 @@ fn two_gates_at_once_leave_nothing_closed() {
         counter.fold();
         assert_eq!(counter.read(), 2);
         move_to(0);
-        assert!(counter.of().add(false, 2), "a gate stayed closed");
-        assert!(!counter.of().add(false, 1), "a gate left too much room");
+        assert!(counter.of().add(Up, 2), "a gate stayed closed");
+        assert!(!counter.of().add(Up, 1), "a gate left too much headroom");
     });
 }
 

@@ -124,7 +124,7 @@ impl PerCpuCounter {
             .base
             .swap(value.wrapping_sub(moved.net()), AcqRel)
             .wrapping_add(moved.net());
-        shards.fold_gated(&held, shards.batch());
+        shards.fold_all(&held, shards.batch());
         old
     }
 
@@ -140,12 +140,12 @@ impl PerCpuCounter {
     /// | distance | cost |
     /// |---|---|
     /// | beyond the limit by more than [`error_bound`](Self::error_bound) | a [`read`](Self::read) |
-    /// | within the limit by more than that | the counter's locks: for each possible CPU, up to 64, an atomic instruction |
+    /// | within the limit by more than that | the counter's locks: one for each possible CPU, at most 64 |
     /// | nearer | the locks, and a gate that is closed for a moment |
     /// | too close to decide even then | a fence: an interrupt to each CPU that runs this process |
     ///
-    /// Not for signal handlers. If the fence fails, the call may refuse although there is room. It
-    /// does so only if the room is less than the batches of all CPUs together.
+    /// Not for signal handlers. If the fence fails, the call may refuse although the amount fits.
+    /// It does so only if less than the batches of all CPUs together is left to the limit.
     ///
     /// ```
     /// use pinfold::counter::PerCpuCounter;
@@ -159,7 +159,7 @@ impl PerCpuCounter {
         if amount == 0 {
             return true;
         }
-        // Refuses without a lock if even the value at the other end of the bound leaves no room.
+        // Refuses without a lock if no value within the bound leaves enough.
         let (read, bound) = self.read_with_bound();
         if passes(read.saturating_sub(slack(bound, amount)), limit, amount) {
             return false;

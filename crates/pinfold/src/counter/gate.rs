@@ -3,25 +3,16 @@
 //! An operation that must know every word exactly cannot ask the adders to wait. It closes a gate
 //! instead:
 //!
-//! 1. It takes [`GATE`] from every limit. An add that begins now finds no room, and goes to the
+//! 1. It takes [`GATE`] from every limit. An add that begins now finds no headroom, and goes to the
 //!    counter's base.
 //! 2. If an add that began earlier may still be under way, it waits for that add by the fence.
 
 use super::primitive::{backend, current, fence_index, possible};
-use super::shards::{GATE, LIMIT, Shards, UP};
-use crate::counter_units::{self, COUNTER_UNITS, word_at};
-use core::sync::atomic::Ordering::Relaxed;
+use super::shards::{GATE, Shards};
+use crate::counter_units::{self, COUNTER_UNITS};
 use pinfold_rseq::{Backend, Index, MAX_INDEX};
 
 impl Shards {
-    /// Returns whether a gate closes the shard of `unit`.
-    pub(super) fn is_closed(self, unit: usize) -> bool {
-        let limit = word_at(unit, self.offset() + UP + LIMIT).load(Relaxed);
-        let word = word_at(unit, self.offset() + UP).load(Relaxed);
-        // Without gates, no word is beyond its limit.
-        (limit.wrapping_sub(word) as i64) < 0
-    }
-
     /// Closes a gate: all adds that begin from now on go to the base, until the gate is dropped.
     pub(super) fn gate(self, closed: &mut Closed) -> Gate<'_> {
         let mut gate = Gate {

@@ -1,6 +1,7 @@
 //! The counter that goes up and down: its handle, adding, and reading without a wait.
 
 use super::error::CounterError;
+use super::shards::Direction::{Down, Up};
 use super::shards::{MAX_BATCH, SIZE, Shards};
 use super::{fork, stripe, watch};
 use crate::counter_units::{CLOSED, LazyBlock};
@@ -248,10 +249,10 @@ impl PerCpuCounter {
         }
         let shards = self.shards_or_closed();
         let done = if n >= 0 {
-            shards.add(false, n)
+            shards.add(Up, n)
         } else {
             // `-i64::MIN` does not exist, so this number goes to the base.
-            n != i64::MIN && shards.add(true, -n)
+            n != i64::MIN && shards.add(Down, -n)
         };
         if !done {
             self.add_slow(n);

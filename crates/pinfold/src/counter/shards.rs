@@ -17,6 +17,7 @@
 //! * The *batch* is how far a word may go past its mark.
 //! * A word's *mark* says how much of the word has been folded. It is the word's limit less the
 //!   batch.
+//! * A word's *headroom* is how far it may grow before it reaches its limit.
 //! * A shard is *granted* once the slow path has counted it in `granted` and set its limits. Before
 //!   that, its four words are zero, and no add can succeed there.
 //! * The *drift* is the batch times the number of granted shards.
@@ -39,8 +40,8 @@
 //!    changes no mark, or after a fence, when no section is under way.
 //! 2. `folded_up - folded_down` is the sum of the marks of `up` less the sum of the marks of
 //!    `down`. A fold first moves the total, and then the limit. Between the two steps the word has
-//!    *less* room than its batch, however long the folding thread sleeps there. If both words of a
-//!    shard have moved past their marks, the smaller distance is *cancelled*: both marks move by
+//!    less headroom than its batch, however long the folding thread sleeps there. If both words of
+//!    a shard have moved past their marks, the smaller distance is *cancelled*: both marks move by
 //!    it, and no total does.
 //! 3. The value is the base, plus the sum of `up`, less the sum of `down`. Folds and gates do not
 //!    change it.
@@ -52,33 +53,60 @@
 //! [`quiesce`](Shards::quiesce) no word moves.
 //!
 //! Several gates may be closed at once, by different threads, or by a signal handler and the thread
-//! that it interrupted: each takes its own [`GATE`]. The number of closed gates follows from how
-//! far a limit is behind its word. From this number, a fold computes the limit without gates.
+//! that it interrupted: each takes its own [`GATE`]. Without gates, a word's headroom is from 0 to
+//! the batch, which is below [`GATE`]. So the distance from a word to its limit, modulo [`GATE`],
+//! is the headroom that the word has when all gates are open again.
 
+use self::Direction::{Down, Up};
 use super::gate::Closed;
 use super::primitive::{can_fence, fence_is_refused, possible};
-use super::stripe::{self, AllHeld, Held};
+use super::stripe::{self, AllHeld};
 use crate::counter_units::{self, shared, units, word_at};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use pinfold_rseq::MAX_INDEX;
 
 /// Bytes of a shard, and of a total.
 pub(crate) const SIZE: usize = 32;
-/// The largest batch: far below [`GATE`], so that a gate takes away all room.
+/// The largest batch: far below [`GATE`], so that a gate takes away all headroom.
 pub(crate) const MAX_BATCH: u64 = 1 << 40;
-/// What a gate takes from a limit. It is small enough that half a million closed gates can be
-/// counted.
+/// What a gate takes from a limit: a power of two, so that a distance modulo 2^64 keeps its rest.
 pub(super) const GATE: u64 = 1 << 44;
 
-/// Bytes from the beginning of a shard to `up`.
-pub(super) const UP: usize = 0;
-/// Bytes from the beginning of a shard to `down`.
-pub(super) const DOWN: usize = 16;
+/// The direction of an add. Each has a word in the shard, and a word in the total.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    Up,
+    Down,
+}
+
+impl Direction {
+    /// Returns the direction in which an add of `n` moves the value.
+    #[inline(always)]
+    pub(crate) fn of(n: i64) -> Direction {
+        if n < 0 { Down } else { Up }
+    }
+
+    /// Returns the bytes from the beginning of a shard to the word.
+    #[inline(always)]
+    const fn word(self) -> usize {
+        match self {
+            Up => 0,
+            Down => 16,
+        }
+    }
+
+    /// Returns the bytes from the beginning of a total to the word.
+    const fn folded(self) -> usize {
+        match self {
+            Up => 0,
+            Down => 8,
+        }
+    }
+}
+
 /// Bytes from a word to its limit.
-pub(super) const LIMIT: usize = 8;
-// Bytes from the beginning of a total to its words.
-pub(super) const FOLDED_UP: usize = 0;
-pub(super) const FOLDED_DOWN: usize = 8;
+const LIMIT: usize = 8;
+/// Bytes from the beginning of a total to `granted`.
 const GRANTED: usize = 16;
 
 /// The bits of `granted` that hold the batch. The number of granted shards is above them.
@@ -143,11 +171,11 @@ impl Shards {
         shared(self.offset + GRANTED).store(shards * ONE_SHARD + batch, Release);
     }
 
-    /// Adds `n`, which is not negative, to this CPU's `up`, or to its `down` if `down` is true.
-    /// Returns false if there is no room.
+    /// Adds `n`, which is at least 0, to this CPU's word of `direction`. Returns false if the word
+    /// has less headroom.
     #[inline(always)]
-    pub(crate) fn add(self, down: bool, n: i64) -> bool {
-        let word = self.offset + if down { DOWN } else { UP };
+    pub(crate) fn add(self, direction: Direction, n: i64) -> bool {
+        let word = self.offset + direction.word();
         // SAFETY: the caller of `at` gave the offset of a block of four words. `word` is `up` or
         // `down` there, with its limit in the next word.
         unsafe { units().add_within(word, n) }
@@ -158,8 +186,8 @@ impl Shards {
         // Acquire pairs with the release in `raise_total`: a thread that sees the total also sees
         // the adds in it. Acquire also keeps a reader's two looks in order.
         Moved {
-            up: shared(self.offset + FOLDED_UP).load(Acquire),
-            down: shared(self.offset + FOLDED_DOWN).load(Acquire),
+            up: shared(self.offset + Up.folded()).load(Acquire),
+            down: shared(self.offset + Down.folded()).load(Acquire),
         }
     }
 
@@ -193,14 +221,12 @@ impl Shards {
 
     /// Returns whether the shard was granted.
     ///
-    /// The four words of a granted shard without room can all be 0, after exactly 2^64 were added
-    /// there and as much was taken away. Such a shard is granted again. That moves both marks by
-    /// the same amount, and makes the drift too large.
+    /// The four words of a granted shard without headroom can all be 0, after exactly 2^64 were
+    /// added there and as much was taken away. Such a shard is granted again. That moves both marks
+    /// by the same amount, and makes the drift too large.
     pub(super) fn is_granted(self, unit: usize) -> bool {
-        let words = [UP, UP + LIMIT, DOWN, DOWN + LIMIT];
-        words
-            .iter()
-            .any(|&word| word_at(unit, self.offset + word).load(Relaxed) != 0)
+        let mut words = (0..SIZE).step_by(8);
+        words.any(|word| word_at(unit, self.offset + word).load(Relaxed) != 0)
     }
 
     /// Returns the units whose shards are granted.
@@ -208,34 +234,43 @@ impl Shards {
         counter_units::used().filter(move |&unit| self.is_granted(unit))
     }
 
-    /// Returns a word's limit as if no gate were closed, and the word's distance from that limit.
-    /// The caller holds the shard's lock. The word may still grow.
-    pub(super) fn room(self, unit: usize, half: usize) -> (u64, u64) {
-        let limit = word_at(unit, self.offset + half + LIMIT).load(Relaxed);
-        // Acquire pairs with the commit of an add. A thread that sees a total raised by this fold
-        // then also sees what the adding thread did before.
-        let word = word_at(unit, self.offset + half).load(Acquire);
-        let behind = word.wrapping_sub(limit) as i64;
-        let gates = u64::try_from(behind).map_or(0, |behind| behind.div_ceil(GATE));
-        let limit = limit.wrapping_add(gates.wrapping_mul(GATE));
-        (limit, limit.wrapping_sub(word))
+    /// Returns how far a word is below its limit. More than [`GATE`], because the distance counts
+    /// modulo 2^64, if a gate is closed.
+    fn below_limit(self, unit: usize, direction: Direction) -> u64 {
+        let word = self.offset + direction.word();
+        let limit = word_at(unit, word + LIMIT).load(Relaxed);
+        // Acquire pairs with the commit of an add. A thread that sees a total raised by a fold then
+        // also sees what the adding thread did before.
+        limit.wrapping_sub(word_at(unit, word).load(Acquire))
+    }
+
+    /// Returns whether a gate closes the shard of `unit`.
+    pub(super) fn is_closed(self, unit: usize) -> bool {
+        self.below_limit(unit, Up) >= GATE
+    }
+
+    /// Returns how far `up` and `down` are past their marks, whether gates are closed or not. The
+    /// caller holds the shard's lock. The words may still grow.
+    pub(super) fn past_marks(self, unit: usize) -> [u64; 2] {
+        let batch = self.batch();
+        [Up, Down].map(|direction| batch.wrapping_sub(self.below_limit(unit, direction) % GATE))
     }
 
     /// Moves a limit by `by`, whether gates are closed or not.
-    pub(super) fn move_limit(self, unit: usize, half: usize, by: u64) {
+    pub(super) fn move_limit(self, unit: usize, direction: Direction, by: u64) {
         // Release: a section that sees this limit sees the drift or the total that allowed it.
-        word_at(unit, self.offset + half + LIMIT).fetch_add(by, Release);
+        word_at(unit, self.offset + direction.word() + LIMIT).fetch_add(by, Release);
     }
 
     /// Moves both limits of a shard by `by`.
     pub(super) fn move_limits(self, unit: usize, by: u64) {
-        self.move_limit(unit, DOWN, by);
-        self.move_limit(unit, UP, by);
+        self.move_limit(unit, Down, by);
+        self.move_limit(unit, Up, by);
     }
 
     /// Grants the shard of `unit`. The caller holds its lock.
     pub(super) fn grant(self, _held: &impl Sized, unit: usize, batch: u64) {
-        // Raises the drift first, so that a shard never has room that the drift does not count.
+        // Raises the drift first, so that a shard never has headroom that the drift does not count.
         shared(self.offset + GRANTED).fetch_add(ONE_SHARD, AcqRel);
         self.move_limits(unit, batch);
     }
@@ -252,7 +287,7 @@ impl Shards {
         }
     }
 
-    /// Chooses a batch that makes room for an add of `n` on `unit`, while the drift stays at most
+    /// Chooses a batch that allows an add of `n` on `unit`, while the drift stays at most
     /// `most`. Returns false if there is no such batch.
     ///
     /// 1. Halves the batch until the batches of all granted shards, and of `unit`'s if that is new,
@@ -322,58 +357,46 @@ impl Shards {
         let _gate = self.gate(&mut closed);
         let quiet = quiesce(self);
         if quiet {
-            let shards = self.fold_gated(held, batch) as u64;
+            let shards = self.fold_all(held, batch) as u64;
             // Moves both totals by the same amount, which does not change what is read. A read that
             // began before finds other totals at its second look, and so does not return the new
             // drift for an older value.
-            shared(self.offset + FOLDED_UP).fetch_add(1, Release);
-            shared(self.offset + FOLDED_DOWN).fetch_add(1, Release);
+            self.raise_total(Up, 1);
+            self.raise_total(Down, 1);
             self.set_batch(held, shards, batch);
         }
         quiet
     }
 
-    /// Moves a shard's marks up to its words. Returns whether they were behind.
-    pub(super) fn fold_unit(self, _held: &Held, unit: usize) -> bool {
-        let batch = self.batch();
-        let before = self.room(unit, UP).0;
-        let rest = self.cancel(unit, batch);
-        self.fold_rest(unit, batch, batch, rest);
-        rest != [0, 0] || before != self.room(unit, UP).0
-    }
-
-    /// Moves both marks forward by the smaller of the words' distances past their marks. That
-    /// changes no total. Returns how far each word is then past its mark.
+    /// Moves a shard's marks up to its words, and puts the limits a batch of `batch` ahead of the
+    /// marks. Returns whether the marks were behind.
     ///
-    /// One limit is raised before the other, and its word may then grow at once. The error bound
-    /// still holds: the other word has already moved as far, and never goes back. So the difference
-    /// of the two distances stays within the batch.
-    pub(super) fn cancel(self, unit: usize, batch: u64) -> [u64; 2] {
-        let [up, down] = [UP, DOWN].map(|half| batch - self.room(unit, half).1);
+    /// The smaller of the words' distances past their marks is cancelled. One limit is raised
+    /// before the other, and its word may then grow at once. The error bound still holds: the other
+    /// word has already moved as far, and never goes back. So the difference of the two distances
+    /// stays within the batch.
+    pub(super) fn fold_unit(self, _held: &impl Sized, unit: usize, batch: u64) -> bool {
+        let wider = batch.wrapping_sub(self.batch());
+        let [up, down] = self.past_marks(unit);
         let both = up.min(down);
         if both != 0 {
             self.move_limits(unit, both);
         }
-        [up - both, down - both]
-    }
-
-    /// Adds `rest` to one total.
-    pub(super) fn raise_total(self, total: usize, rest: u64) {
-        // Release: a thread that sees the total sees the adds in it.
-        shared(self.offset + total).fetch_add(rest, Release);
-    }
-
-    /// Adds `rest`, the distances of the words past their marks, to the totals. Then puts the
-    /// limits a batch of `after` ahead of the marks, instead of `before`.
-    pub(super) fn fold_rest(self, unit: usize, before: u64, after: u64, rest: [u64; 2]) {
-        for (half, total, rest) in [(UP, FOLDED_UP, rest[0]), (DOWN, FOLDED_DOWN, rest[1])] {
+        for (direction, rest) in [(Up, up - both), (Down, down - both)] {
             if rest != 0 {
-                self.raise_total(total, rest);
+                self.raise_total(direction, rest);
             }
-            if rest != 0 || before != after {
-                self.move_limit(unit, half, rest.wrapping_add(after).wrapping_sub(before));
+            if rest != 0 || wider != 0 {
+                self.move_limit(unit, direction, rest.wrapping_add(wider));
             }
         }
+        [up, down] != [0, 0]
+    }
+
+    /// Adds `rest` to the total of `direction`.
+    pub(super) fn raise_total(self, direction: Direction, rest: u64) {
+        // Release: a thread that sees the total sees the adds in it.
+        shared(self.offset + direction.folded()).fetch_add(rest, Release);
     }
 
     /// Folds all shards. Returns how many had moved. Leaves out shards whose lock another thread
@@ -389,20 +412,16 @@ impl Shards {
     /// `still_there` with the lock held, and does not touch the shard if that returns false.
     pub(super) fn fold_on(self, unit: usize, still_there: impl Fn() -> bool) -> bool {
         stripe::try_hold(unit, self.offset).is_some_and(|held| {
-            still_there() && self.is_granted(unit) && self.fold_unit(&held, unit)
+            still_there() && self.is_granted(unit) && self.fold_unit(&held, unit, self.batch())
         })
     }
 
-    /// Folds all shards while a gate is closed, and sets their limits for a batch of `batch`.
-    /// Returns how many shards there are.
+    /// Folds all shards, and sets their limits for a batch of `batch`. Returns how many shards
+    /// there are.
     ///
     /// A batch below the present one needs [`quiesce`](Self::quiesce) first.
-    pub(super) fn fold_gated(self, _held: &AllHeld, batch: u64) -> usize {
-        let before = self.batch();
-        let folded = self.granted().map(|unit| {
-            let rest = self.cancel(unit, before);
-            self.fold_rest(unit, before, batch, rest);
-        });
+    pub(super) fn fold_all(self, held: &AllHeld, batch: u64) -> usize {
+        let folded = self.granted().map(|unit| self.fold_unit(held, unit, batch));
         folded.count()
     }
 }

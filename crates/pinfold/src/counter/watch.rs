@@ -111,16 +111,16 @@ fn fold_watched_in(unit: usize, watched: &[AtomicU64]) -> usize {
 /// takes no lock and writes nothing.
 ///
 /// Both limits are the same distance ahead of their marks, and a gate takes the same from both. So
-/// if both words have the same room, they have moved past their marks by the same distance, and the
-/// totals already have the right difference. A shard that was never used is all zeroes.
+/// if both words have the same headroom, they have moved past their marks by the same distance, and
+/// the totals already have the right difference. A shard that was never used is all zeroes.
 ///
 /// The look may see a word before an add and a limit after a fold. Then the fold finds nothing to
 /// do, or the next look finds what is left.
 fn has_moved([up, up_limit, down, down_limit]: &[AtomicU64; 4]) -> bool {
     // Relaxed: `fold_on` reads the words again, with the shard's lock held.
-    let room =
+    let headroom =
         |word: &AtomicU64, limit: &AtomicU64| limit.load(Relaxed).wrapping_sub(word.load(Relaxed));
-    room(up, up_limit) != room(down, down_limit)
+    headroom(up, up_limit) != headroom(down, down_limit)
 }
 
 #[cfg(test)]
@@ -131,15 +131,15 @@ mod tests {
     use super::super::shards::GATE;
     use super::*;
 
-    /// Returns whether a shard with these rooms has moved, for words near the end of their range.
-    fn moved(up_room: u64, down_room: u64) -> bool {
+    /// Returns whether a shard with this headroom has moved, for words near the end of their range.
+    fn moved(of_up: u64, of_down: u64) -> bool {
         let (up, down) = (u64::MAX - 2, 5u64);
-        let limits = (up.wrapping_add(up_room), down.wrapping_add(down_room));
+        let limits = (up.wrapping_add(of_up), down.wrapping_add(of_down));
         has_moved(&[up, limits.0, down, limits.1].map(AtomicU64::new))
     }
 
     #[test]
-    fn a_shard_has_moved_if_its_words_have_different_room() {
+    fn a_shard_has_moved_if_its_words_have_different_headroom() {
         const BATCH: u64 = 1 << 20;
         assert!(!moved(BATCH, BATCH));
         assert!(moved(BATCH - 1, BATCH) && moved(BATCH, BATCH - 1));
@@ -147,7 +147,7 @@ mod tests {
         // What went up and what went down cancel each other.
         assert!(!moved(BATCH - 7, BATCH - 7));
         for less in [GATE, 3 * GATE] {
-            let [whole, used] = [BATCH, BATCH - 9].map(|room| room.wrapping_sub(less));
+            let [whole, used] = [BATCH, BATCH - 9].map(|headroom| headroom.wrapping_sub(less));
             assert!(!moved(whole, whole) && moved(used, whole) && moved(whole, used));
         }
         assert!(!has_moved(&[0; 4].map(AtomicU64::new)));

@@ -37,7 +37,7 @@ pub use events::VmEvents;
 pub use threshold::{MAX_THRESHOLD, normal_threshold, pressure_threshold};
 
 use crate::counter::PerCpuCounter;
-use crate::counter::shards::{SIZE, Shards};
+use crate::counter::shards::{Direction, SIZE, Shards};
 use crate::counter_units::LazyBlock;
 use crate::topology::NodeId;
 use crate::{mempolicy, nodes};
@@ -261,8 +261,8 @@ impl<I: Item> VmStat<I> {
             // SAFETY: the zone exists and the item has a name, so `block` is one of this `VmStat`'s
             // blocks. The blocks are freed only when the `VmStat` is dropped.
             let shards = unsafe { Shards::at(block) };
-            let (down, size) = (delta < 0, delta.abs());
-            if shards.add(down, size) || self.add_after_making_room(shards, down, size) {
+            let (direction, size) = (Direction::of(delta), delta.abs());
+            if shards.add(direction, size) || self.add_and_follow(shards, direction, size) {
                 return;
             }
         }
@@ -271,9 +271,9 @@ impl<I: Item> VmStat<I> {
 
     #[cold]
     #[inline(never)]
-    fn add_after_making_room(&self, shards: Shards, down: bool, size: i64) -> bool {
+    fn add_and_follow(&self, shards: Shards, direction: Direction, size: i64) -> bool {
         self.follow_cpus();
-        shards.add_after_making_room(down, size, true)
+        shards.add_slow(direction, size, true)
     }
 
     #[cold]

@@ -7,7 +7,7 @@
 //!
 //! | step | mirrors | fingerprint |
 //! |---|---|---|
-//! | `PerCpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::add` | `57cdb14a8ae06e28` |
+//! | `PerCpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::add` | `b4b51d44826d7a56` |
 //! | `PerCpuCounter::shards` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards` | `a9f7f0420826b309` |
 //! | `PerCpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards_or_alloc` | `c784a7bc5ddcd741` |
 //! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched` | `6af14aae4b930d35` |
@@ -37,15 +37,15 @@ mod fork {
 mod gate;
 #[path = "../../src/counter/read.rs"]
 mod read;
-#[path = "../../src/counter/room.rs"]
-mod room;
 #[path = "../../src/counter/shards.rs"]
-mod shards;
+pub mod shards;
+#[path = "../../src/counter/slow_add.rs"]
+mod slow_add;
 
 use crate::counter_units::{self, BLOCK, NOWHERE, move_to};
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicI64;
-use shards::Shards;
+use shards::{Direction, Shards};
 use stripe::AllHeld;
 
 /// The handle of a counter that has its block.
@@ -89,7 +89,7 @@ impl PerCpuCounter {
     /// an add above an eighth of the batch to the base without this look. So the model's small
     /// batches have more steps to explore.
     pub fn add(&self, n: i64) {
-        if !self.of().add(n < 0, n.abs()) {
+        if !self.of().add(Direction::of(n), n.abs()) {
             self.add_slow(n);
         }
     }

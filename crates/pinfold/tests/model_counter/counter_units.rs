@@ -152,7 +152,7 @@ pub fn units() -> &'static Units {
 }
 
 impl Units {
-    /// Runs one critical section: adds `n` to the word if its limit leaves room.
+    /// Runs one critical section: adds `n` to the word if its limit leaves headroom.
     ///
     /// # Safety
     ///

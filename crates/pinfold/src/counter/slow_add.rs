@@ -1,0 +1,125 @@
+//! The slow path of an add: folds the CPU's shard, or adds to the base.
+
+use super::PerCpuCounter;
+use super::shards::{Direction, MAX_BATCH, Shards};
+use super::stripe::{self, Held};
+use crate::counter_units;
+use core::sync::atomic::Ordering::AcqRel;
+
+impl Shards {
+    /// Gives the word of this CPU headroom for `n`, and then adds as [`add`](Self::add) does.
+    /// Grants the shard if `may_grant` is true and the shard is not granted yet.
+    ///
+    /// Returns false if `n` is above the batch, if another thread holds the shard's lock, or if a
+    /// gate is closed.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn add_slow(self, direction: Direction, n: i64, may_grant: bool) -> bool {
+        let fits = counter_units::install_here().is_some_and(|unit| {
+            stripe::try_hold(unit, self.offset())
+                .is_some_and(|held| self.make_headroom(&held, unit, direction, n as u64, may_grant))
+        });
+        // By now the thread may be on another CPU, or other threads may have used the headroom.
+        fits && self.add(direction, n)
+    }
+
+    /// Gives the word of `direction` on `unit` headroom for `n`, if the batch allows. Grants the
+    /// shard, cancels or folds, with two atomic instructions.
+    ///
+    /// Cancels if that gives enough headroom: moves both marks by the smaller of the words'
+    /// distances past their marks. If a CPU's additions and subtractions balance, no fold then
+    /// touches the total's cache line. Otherwise folds the word that needs headroom, and leaves the
+    /// opposite word as far past its mark as it is. Both steps are complete on their own: after
+    /// each, every word is within a batch of its mark.
+    fn make_headroom(
+        self,
+        held: &Held,
+        unit: usize,
+        direction: Direction,
+        n: u64,
+        may_grant: bool,
+    ) -> bool {
+        let batch = self.batch();
+        if n > batch || self.is_closed(unit) {
+            return false;
+        }
+        if !self.is_granted(unit) {
+            if may_grant {
+                self.grant(held, unit, batch);
+            }
+            return may_grant;
+        }
+        let past = self.past_marks(unit);
+        let (own, both) = (past[direction as usize], past[0].min(past[1]));
+        if batch - (own - both) < n.max(batch / 2) {
+            // A fold first raises the total, and then the limit.
+            self.raise_total(direction, own);
+            self.move_limit(unit, direction, own);
+        } else if both != 0 {
+            self.move_limits(unit, both);
+        }
+        true
+    }
+
+    /// Folds the shard of the caller's CPU, if its words have moved a net `batch` or more past
+    /// their marks, and no other thread holds its lock.
+    pub(super) fn fold_here(self, batch: u64) {
+        let Some(unit) = counter_units::install_here() else {
+            return;
+        };
+        let [up, down] = self.past_marks(unit);
+        if self.is_granted(unit)
+            && (up.wrapping_sub(down) as i64).unsigned_abs() >= batch
+            && let Some(held) = stripe::try_hold(unit, self.offset())
+        {
+            self.fold_unit(&held, unit, self.batch());
+        }
+    }
+}
+
+impl PerCpuCounter {
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn add_slow(&self, n: i64) {
+        if !self.add_to_shard(n) {
+            self.add_to_base(n);
+        }
+    }
+
+    /// Adds `n` to this CPU's shard, after a fold or a change of the batch. Returns false if `n`
+    /// does not fit into the shard.
+    fn add_to_shard(&self, n: i64) -> bool {
+        let size = n.unsigned_abs();
+        let shards = (size <= MAX_BATCH).then(|| self.shards_or_alloc());
+        // If the batch does not widen, an add above the batch never fits.
+        let max_drift = self.max_drift();
+        let fits = |shards: &Shards| max_drift != 0 || size <= shards.batch();
+        shards.flatten().filter(fits).is_some_and(|shards| {
+            self.fit_batch(shards, size);
+            shards.add_slow(Direction::of(n), size as i64, max_drift == 0)
+        })
+    }
+
+    /// Widens the batch for an add of `size`, or lowers it for a new shard, if this counter's batch
+    /// widens.
+    fn fit_batch(&self, shards: Shards, size: u64) {
+        let max_drift = self.max_drift();
+        if max_drift == 0 {
+            return;
+        }
+        if let Some(unit) = counter_units::install_here()
+            && shards.wants_another_batch(unit, max_drift)
+            && let Some(held) = stripe::try_hold_all(shards.offset())
+        {
+            shards.fit_batch(&held, unit, size, max_drift);
+        }
+    }
+
+    /// Adds `n` to the base, by one atomic add.
+    #[inline]
+    pub(crate) fn add_to_base(&self, n: i64) {
+        // Release: a thread that sees this add sees what this thread did before. It pairs with the
+        // acquire of the sums.
+        self.base.fetch_add(n, AcqRel);
+    }
+}
