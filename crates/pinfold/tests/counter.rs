@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
 fn adds_of_every_size_and_sign_sum_up() {
-    let counter = PerCpuCounter::with_batch(10, 8).unwrap();
+    let counter = PerCpuCounter::new().with_value(10).with_batch(8);
     let mut truth = 10i64;
     for n in [
         0,
@@ -36,7 +36,7 @@ fn adds_of_every_size_and_sign_sum_up() {
 
 #[test]
 fn a_read_is_within_its_bound_and_a_fold_makes_it_exact() {
-    let counter = PerCpuCounter::with_batch(0, 100).unwrap();
+    let counter = PerCpuCounter::new().with_batch(100);
     assert_eq!((counter.read(), counter.error_bound()), (0, 0));
     for n in 1..=5000i64 {
         counter.inc();
@@ -63,7 +63,7 @@ fn the_value_wraps_around_like_wrapping_add() {
 fn the_value_goes_on_when_a_word_wraps_around() {
     // Each add moves a word by 2^40, so that 2^24 adds bring the word back to 0. The value must go
     // on.
-    let counter = PerCpuCounter::with_max_drift(0, 1 << 60).unwrap();
+    let counter = PerCpuCounter::new().with_max_drift(1 << 60);
     for _ in 0..(1 << 24) + 5 {
         counter.add(1 << 40);
     }
@@ -76,7 +76,7 @@ fn the_value_goes_on_when_a_word_wraps_around() {
 
 #[test]
 fn large_adds_and_changed_batches_keep_the_bound() {
-    let fixed = PerCpuCounter::with_batch(0, 32).unwrap();
+    let fixed = PerCpuCounter::new().with_batch(32);
     let default = PerCpuCounter::new();
     for counter in [&fixed, &default] {
         for n in [1, 33, -33, 5000, -5000, i64::MIN, i64::MAX, 1] {
@@ -104,25 +104,21 @@ fn large_adds_and_changed_batches_keep_the_bound() {
 
 #[test]
 fn an_add_above_an_eighth_of_the_batch_is_read_at_once() {
-    for counter in [
-        PerCpuCounter::with_batch(0, 800).unwrap(),
-        PerCpuCounter::with_batch_of::<800>(0),
-    ] {
-        counter.add(100);
-        let kept = counter.read();
-        counter.add(101);
-        counter.add(-101);
-        counter.add(101);
-        assert_eq!((counter.read() - kept, counter.sum()), (101, 201));
-        if pinfold_rseq::backend() != pinfold_rseq::Backend::Atomic {
-            assert_eq!(kept, 0, "an eighth of the batch stays on the CPU");
-        }
+    let counter = PerCpuCounter::new().with_batch(800);
+    counter.add(100);
+    let kept = counter.read();
+    counter.add(101);
+    counter.add(-101);
+    counter.add(101);
+    assert_eq!((counter.read() - kept, counter.sum()), (101, 201));
+    if pinfold_rseq::backend() != pinfold_rseq::Backend::Atomic {
+        assert_eq!(kept, 0, "an eighth of the batch stays on the CPU");
     }
 }
 
 #[test]
 fn a_batch_for_one_call_folds_what_the_cpu_keeps() {
-    let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
+    let counter = PerCpuCounter::new().with_batch(1 << 20);
     (0..10).for_each(|_| counter.add_batch(3, 1000));
     assert_eq!(counter.sum(), 30);
     for sign in [1, -1] {
@@ -154,7 +150,7 @@ fn a_batch_for_one_call_folds_what_the_cpu_keeps() {
 
 #[test]
 fn positive_reads_stop_at_zero() {
-    let counter = PerCpuCounter::with_batch(0, 64).unwrap();
+    let counter = PerCpuCounter::new().with_batch(64);
     counter.add(-3);
     assert_eq!((counter.sum_positive(), counter.sum()), (0, -3));
     counter.fold();
@@ -169,19 +165,29 @@ fn positive_reads_stop_at_zero() {
 #[test]
 fn bad_batches_are_refused() {
     let batch = |batch| Err(CounterError::Batch { batch });
-    assert_eq!(PerCpuCounter::with_batch(0, 0).map(|_| ()), batch(0));
-    assert_eq!(
-        PerCpuCounter::with_batch(0, u64::MAX).map(|_| ()),
-        batch(u64::MAX)
-    );
     assert_eq!(Counters::new(&[1], 0).map(|_| ()), batch(0));
     assert_eq!(PerCpuCounter::new().set_batch(0), batch(0));
-    assert_eq!(
-        PerCpuCounter::with_max_drift(0, 0).map(|_| ()),
-        Err(CounterError::Drift)
-    );
+    let above = (1 << 40) + 1;
+    assert_eq!(PerCpuCounter::new().set_batch(above), batch(above));
     let text = CounterError::Batch { batch: 0 }.to_string();
     assert!(text.contains("batch of 0") && text.contains("1 to 2^40"));
+}
+
+#[test]
+fn a_new_counters_batch_is_the_nearest_that_exists() {
+    for (given, taken) in [(0, 1), (1, 1), (1 << 40, 1 << 40), (u64::MAX, 1 << 40)] {
+        assert_eq!(PerCpuCounter::new().with_batch(given).batch(), taken);
+    }
+}
+
+/// With a drift of 0, every add is visible at once.
+#[test]
+fn a_counter_without_drift_is_never_off() {
+    let counter = PerCpuCounter::new().with_max_drift(0);
+    for n in [1, -1, 0, 1000, i64::MIN, i64::MAX] {
+        counter.add(n);
+        assert_eq!((counter.read(), counter.error_bound()), (counter.sum(), 0));
+    }
 }
 
 #[test]
@@ -198,7 +204,7 @@ fn set_and_swap_replace_the_value() {
 
 #[test]
 fn compare_is_exact_near_and_quick_far() {
-    let counter = PerCpuCounter::with_batch(0, 1000).unwrap();
+    let counter = PerCpuCounter::new().with_batch(1000);
     (0..10).for_each(|_| counter.inc());
     assert_eq!(counter.compare(9), Greater);
     assert_eq!(counter.compare(10), Equal);
@@ -209,7 +215,7 @@ fn compare_is_exact_near_and_quick_far() {
 
 #[test]
 fn limited_add_stops_at_the_limit_on_both_sides() {
-    let counter = PerCpuCounter::with_batch(0, 64).unwrap();
+    let counter = PerCpuCounter::new().with_batch(64);
     (0..50).for_each(|_| counter.inc());
     assert!(counter.limited_add(60, 10));
     assert!(!counter.limited_add(60, 1));
@@ -223,7 +229,7 @@ fn limited_add_stops_at_the_limit_on_both_sides() {
 
 #[test]
 fn adding_nothing_is_always_within_a_limit() {
-    let counter = PerCpuCounter::with_batch(0, 8).unwrap();
+    let counter = PerCpuCounter::new().with_batch(8);
     assert!(counter.limited_add(-1, 0), "refused without a block");
     counter.add(6);
     assert!(counter.limited_add(5, 0));
@@ -236,7 +242,7 @@ fn adding_nothing_is_always_within_a_limit() {
 fn limited_adds_follow_a_counter_that_moves_far() {
     const LIMIT: i64 = 100_000;
     for side in [1, -1] {
-        let counter = PerCpuCounter::with_batch(0, 4).unwrap();
+        let counter = PerCpuCounter::new().with_batch(4);
         for round in 0..200_000i64 {
             assert!(counter.limited_add(side * LIMIT, side * 3));
             (0..3).for_each(|_| counter.sub(side));
@@ -256,7 +262,7 @@ fn limited_adds_follow_a_counter_that_moves_far() {
 
 #[test]
 fn the_batch_changes_at_run_time() {
-    let counter = PerCpuCounter::with_batch(0, 4).unwrap();
+    let counter = PerCpuCounter::new().with_batch(4);
     for (step, batch) in [4u64, 500, 500, 3, 1, 1 << 40, 2].into_iter().enumerate() {
         match counter.set_batch(batch) {
             Ok(()) => assert_eq!(counter.batch(), batch),
@@ -274,7 +280,7 @@ fn the_batch_changes_at_run_time() {
 #[test]
 fn a_widening_batch_stays_within_its_drift() {
     for drift in [1u64, 2, 3, 100, 1 << 20] {
-        let counter = PerCpuCounter::with_max_drift(0, drift).unwrap();
+        let counter = PerCpuCounter::new().with_max_drift(drift);
         std::thread::scope(|scope| {
             for seed in 0..4 {
                 let counter = &counter;
@@ -292,7 +298,7 @@ fn a_widening_batch_stays_within_its_drift() {
         });
         assert!(counter.sum().abs_diff(counter.read()) <= drift);
     }
-    let counter = PerCpuCounter::with_max_drift(0, 1 << 20).unwrap();
+    let counter = PerCpuCounter::new().with_max_drift(1 << 20);
     (0..100_000).for_each(|_| counter.inc());
     assert!(counter.batch() > 1000, "{}", counter.batch());
 }
@@ -372,7 +378,7 @@ fn a_histogram_counts_values_of_every_size() {
 /// what was added.
 #[test]
 fn nothing_is_lost_between_folds_swaps_and_batches() {
-    let counter = PerCpuCounter::with_batch(0, 128).unwrap();
+    let counter = PerCpuCounter::new().with_batch(128);
     let stop = AtomicBool::new(false);
     let (added, taken) = std::thread::scope(|scope| {
         let _stop = StopAtEnd(&stop);

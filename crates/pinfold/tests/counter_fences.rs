@@ -63,7 +63,7 @@ fn lowers(counter: &PerCpuCounter) -> bool {
 
 #[test]
 fn only_adds_of_other_cpus_need_a_fence() {
-    let counters = [(); 2].map(|()| PerCpuCounter::with_batch(0, 1 << 20).unwrap());
+    let counters = [(); 2].map(|()| PerCpuCounter::new().with_batch(1 << 20));
     let [own, shared] = &counters;
     let several = cpus() > 1 && pinfold_rseq::backend() != pinfold_rseq::Backend::Atomic;
     pin(1);
@@ -95,7 +95,7 @@ fn only_adds_of_other_cpus_need_a_fence() {
 /// The process remembers that the kernel refused, so that this cannot be a test of its own.
 fn a_batch_stays_within_each_cpus_share() {
     const DRIFT: u64 = 100_000;
-    let counter = PerCpuCounter::with_max_drift(0, DRIFT).unwrap();
+    let counter = PerCpuCounter::new().with_max_drift(DRIFT);
     for cpu in 0..cpus().min(2) {
         pin(cpu);
         (0..100_000).for_each(|_| counter.inc());

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 pinfold::vmstat_items! { enum Item { Here = "here" } }
 
 static COUNTER: PerCpuCounter = PerCpuCounter::new();
-static SMALL: PerCpuCounter = PerCpuCounter::with_batch_of::<3>(0);
-static DRIFTING: PerCpuCounter = PerCpuCounter::with_max_drift_of::<100>(0);
+static SMALL: PerCpuCounter = PerCpuCounter::new().with_batch(3);
+static DRIFTING: PerCpuCounter = PerCpuCounter::new().with_max_drift(100);
 static EVENTS: EventCounter = EventCounter::new();
 static ITEMS: VmStat<Item> = VmStat::new();
 
@@ -169,7 +169,7 @@ fn a_handler_at_any_instruction_of_a_fold_loses_nothing() {
         action.sa_flags = libc::SA_SIGINFO;
         libc::sigaction(libc::SIGTRAP, &raw const action, std::ptr::null_mut());
     }
-    let counter = STEPPED.get_or_init(|| PerCpuCounter::with_max_drift(0, 1 << 40).unwrap());
+    let counter = STEPPED.get_or_init(|| PerCpuCounter::new().with_max_drift(1 << 40));
     let mut truth = 0;
     for strike in 1.. {
         counter.set(0);
@@ -255,9 +255,9 @@ fn an_add_registers_nothing_for_forks() {
 #[test]
 fn a_child_finds_counters_consistent() {
     let counters: Vec<_> = [1, 4, 100]
-        .map(|batch| PerCpuCounter::with_batch(0, batch).unwrap())
+        .map(|batch| PerCpuCounter::new().with_batch(batch))
         .into_iter()
-        .chain([PerCpuCounter::with_max_drift(0, 50).unwrap()])
+        .chain([PerCpuCounter::new().with_max_drift(50)])
         .collect();
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -330,7 +330,7 @@ fn no_memory_means_atomics() {
         };
         // SAFETY: `none` is a readable limit. From here on, the child cannot map memory.
         unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const none) };
-        let counter = PerCpuCounter::with_batch(5, 10).unwrap();
+        let counter = PerCpuCounter::new().with_value(5).with_batch(10);
         let events = EventCounter::new();
         for _ in 0..1000 {
             counter.inc();

@@ -54,7 +54,7 @@ impl KernelStyle {
 /// later, as the kernel's way of summing does in the same test.
 #[test]
 fn every_sum_of_transfers_was_the_value() {
-    let counter = PerCpuCounter::with_batch(0, 4).unwrap();
+    let counter = PerCpuCounter::new().with_batch(4);
     let kernel = KernelStyle::new();
     let stop = AtomicBool::new(false);
     let mut outside = 0u64;
@@ -109,7 +109,7 @@ fn every_sum_of_transfers_was_the_value() {
 /// an add puts it back.
 #[test]
 fn swaps_between_adds_lose_nothing() {
-    let counter = PerCpuCounter::with_batch(0, 4).unwrap();
+    let counter = PerCpuCounter::new().with_batch(4);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let _stop = StopAtEnd(&stop);
@@ -152,7 +152,7 @@ fn no_limited_add_passes_a_limit_that_was_far() {
 
 /// Adds up to `most` at a time with `limit`, in several threads, which subtract it again.
 fn many_limited_adds(limit: i64, batch: u64, most: u64) {
-    let counter = PerCpuCounter::with_batch(0, batch).unwrap();
+    let counter = PerCpuCounter::new().with_batch(batch);
     let stop = AtomicBool::new(false);
     let granted = AtomicU64::new(0);
     let refused = AtomicU64::new(0);
@@ -231,8 +231,8 @@ fn reads_are_within_their_bound_wherever_adding_threads_stop() {
         action.sa_flags = libc::SA_RESTART;
         libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut());
     }
-    let batch = |batch| PerCpuCounter::with_batch(0, batch).unwrap();
-    let drift = |drift| PerCpuCounter::with_max_drift(0, drift).unwrap();
+    let batch = |batch| PerCpuCounter::new().with_batch(batch);
+    let drift = |drift| PerCpuCounter::new().with_max_drift(drift);
     let counters = [
         batch(1),
         batch(2),
@@ -331,7 +331,7 @@ fn meet(seen: &AtomicU64, times: u64) {
 #[test]
 fn of_two_threads_that_add_and_sum_one_sees_both() {
     let rounds = rounds() / 4;
-    let counter = PerCpuCounter::with_batch(0, 1 << 30).unwrap();
+    let counter = PerCpuCounter::new().with_batch(1 << 30);
     let events = EventCounter::new();
     let items: VmEvents<Item> = VmEvents::new();
     let seen = AtomicU64::new(0);
@@ -371,7 +371,7 @@ fn first_adds_at_once_stay_within_the_drift() {
     const DRIFT: u64 = 10;
     let seen = AtomicU64::new(0);
     for round in 1..=(rounds() / 100) {
-        let counter = PerCpuCounter::with_max_drift(0, DRIFT).unwrap();
+        let counter = PerCpuCounter::new().with_max_drift(DRIFT);
         std::thread::scope(|scope| {
             for me in 0..2 {
                 let (counter, seen) = (&counter, &seen);
@@ -392,7 +392,7 @@ fn first_adds_at_once_stay_within_the_drift() {
 /// below an earlier sum.
 #[test]
 fn comparisons_hold_while_the_batch_changes() {
-    let counter = PerCpuCounter::with_batch(0, 1000).unwrap();
+    let counter = PerCpuCounter::new().with_batch(1000);
     pin(0);
     counter.add(500);
     let stop = AtomicBool::new(false);

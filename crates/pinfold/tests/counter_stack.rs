@@ -52,8 +52,8 @@ fn done<T>(result: T) {
 
 #[test]
 fn operations_take_little_stack() {
-    let counter = PerCpuCounter::with_batch(0, 64).unwrap();
-    let widening = PerCpuCounter::with_max_drift(0, 1000).unwrap();
+    let counter = PerCpuCounter::new().with_batch(64);
+    let widening = PerCpuCounter::new().with_max_drift(1000);
     let fresh = PerCpuCounter::new();
     let events = EventCounter::new();
     let histogram = PerCpuHistogram::new();

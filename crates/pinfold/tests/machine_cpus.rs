@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn sums_stay_exact_while_cpus_come_and_go() {
     static EVENTS: EventCounter = EventCounter::new();
-    let counter = PerCpuCounter::with_batch(0, 64).unwrap();
+    let counter = PerCpuCounter::new().with_batch(64);
     // The adds that have begun, and the adds that have ended. A sum lies between these two.
     let (begun, done) = (AtomicI64::new(0), AtomicI64::new(0));
     let work = |nth, stop: &AtomicBool| {
@@ -61,7 +61,7 @@ fn sums_stay_exact_while_cpus_come_and_go() {
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn counts_of_an_offline_cpu_are_folded() {
-    let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
+    let counter = PerCpuCounter::new().with_batch(1 << 20);
     let shepherd = Shepherd::new();
     shepherd::watch(&counter).unwrap();
     let cpu = to_switch()[0];
@@ -199,7 +199,7 @@ struct Watched {
 impl Watched {
     fn new(shepherd: Shepherd) -> Self {
         let running = shepherd.start().unwrap();
-        let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
+        let counter = PerCpuCounter::new().with_batch(1 << 20);
         shepherd::watch(&counter).unwrap();
         Watched { running, counter }
     }
@@ -380,7 +380,7 @@ fn folding_an_isolated_cpu_does_not_disturb_it() {
         return;
     };
     move_to(0, &housekeeping());
-    let counter = PerCpuCounter::with_batch(0, 1 << 40).unwrap();
+    let counter = PerCpuCounter::new().with_batch(1 << 40);
     // Adds without a pause on the isolated CPU. Returns the disturbances meanwhile, and how often
     // the total had changed.
     let spin = || {

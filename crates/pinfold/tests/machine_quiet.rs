@@ -408,7 +408,7 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
 fn a_shepherd_can_leave_isolated_cpus_alone() {
-    let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
+    let counter = PerCpuCounter::new().with_batch(1 << 20);
     let add_on = |cpu, n| {
         move_to(0, &[cpu]);
         counter.add(n);

@@ -48,8 +48,8 @@ fn threads() -> Vec<i32> {
 #[test]
 fn a_tick_folds_what_is_watched_and_nothing_else() {
     let _alone = alone();
-    let watched = PerCpuCounter::with_batch(0, 1000).unwrap();
-    let other = PerCpuCounter::with_batch(0, 1000).unwrap();
+    let watched = PerCpuCounter::new().with_batch(1000);
+    let other = PerCpuCounter::new().with_batch(1000);
     let shepherd = Shepherd::new();
     shepherd::watch(&watched).unwrap();
     watched.add(5);
@@ -67,7 +67,7 @@ fn a_tick_folds_what_is_watched_and_nothing_else() {
 fn a_tick_passes_over_a_shard_whose_adds_cancel() {
     let _alone = alone();
     pin(0);
-    let counter = PerCpuCounter::with_batch(0, 1000).unwrap();
+    let counter = PerCpuCounter::new().with_batch(1000);
     let shepherd = Shepherd::new();
     shepherd::watch(&counter).unwrap();
     (0..4).for_each(|_| counter.add(100));
@@ -86,7 +86,7 @@ fn a_tick_passes_over_a_shard_whose_adds_cancel() {
 fn a_thread_folds_counters_arrays_and_items() {
     let _alone = alone();
     pinfold::vmstat_items! { enum Item { Here = "here", There = "there" } }
-    let single = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
+    let single = PerCpuCounter::new().with_batch(1 << 20);
     let many = Counters::new(&[0; 100], 1 << 20).unwrap();
     let items: VmStat<Item> = VmStat::new();
     let running = quick().start().unwrap();
@@ -124,7 +124,7 @@ fn counters_may_be_dropped_and_made_while_the_shepherd_folds() {
                 let mut random = Random::new(seed);
                 while !stop.load(Ordering::Relaxed) {
                     let many = Counters::new(&[7; 20], 1000).unwrap();
-                    let single = PerCpuCounter::with_batch(7, 1000).unwrap();
+                    let single = PerCpuCounter::new().with_value(7).with_batch(1000);
                     shepherd::watch(&many).unwrap();
                     shepherd::watch(&single).unwrap();
                     for n in 0..random.below(300) {
@@ -220,7 +220,7 @@ fn reads(thread: i32) -> Option<u64> {
 fn the_thread_reads_no_file_while_the_machine_stays_as_it_is() {
     let _alone = alone();
     let running = quick().start().unwrap();
-    let counter = PerCpuCounter::with_batch(0, 1 << 20).unwrap();
+    let counter = PerCpuCounter::new().with_batch(1 << 20);
     shepherd::watch(&counter).unwrap();
     wait_until("the thread", || threads().len() == 1);
     let thread = threads()[0];
@@ -260,7 +260,7 @@ fn the_thread_lets_the_kernel_delay_its_timers() {
 #[test]
 fn a_child_after_fork_has_no_thread_but_can_tick() {
     let _alone = alone();
-    let counter = PerCpuCounter::with_batch(0, 1000).unwrap();
+    let counter = PerCpuCounter::new().with_batch(1000);
     let running = quick().start().unwrap();
     shepherd::watch(&counter).unwrap();
     // SAFETY: the child uses only counters and the shepherd, which work after a fork, and calls

@@ -11,24 +11,29 @@ use pinfold::segment;
 
 /// `PINFOLD_BATCH_DEFAULT`: stands for the default batch.
 const BATCH_DEFAULT: u64 = u64::MAX;
+/// The largest batch.
+const MAX_BATCH: u64 = 1 << 40;
 
 /// Creates a counter at `value` with `batch`, or with the default batch. Returns null with EINVAL
 /// or ENOMEM if it fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_counter_create(value: i64, batch: u64) -> *mut PerCpuCounter {
-    if batch == BATCH_DEFAULT {
-        let counter = PerCpuCounter::new();
-        counter.add(value);
-        return boxed(counter);
+    let counter = PerCpuCounter::new().with_value(value);
+    match batch {
+        BATCH_DEFAULT => boxed(counter),
+        1..=MAX_BATCH => boxed(counter.with_batch(batch)),
+        _ => null_with(libc::EINVAL),
     }
-    boxed_or_errno(PerCpuCounter::with_batch(value, batch))
 }
 
 /// Creates a counter at `value` that widens its batch while its error bound is at most `drift`.
 /// Returns null with EINVAL or ENOMEM if it fails.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_counter_create_max_drift(value: i64, drift: u64) -> *mut PerCpuCounter {
-    boxed_or_errno(PerCpuCounter::with_max_drift(value, drift))
+    match drift {
+        0 => null_with(libc::EINVAL),
+        _ => boxed(PerCpuCounter::new().with_value(value).with_max_drift(drift)),
+    }
 }
 
 /// Creates `count` counters at `values`, packed together. Returns null with EINVAL or ENOMEM if it
@@ -247,7 +252,7 @@ mod tests {
         let mut expected = [0; 16];
         expected[0] = 64;
         assert_eq!(words, expected);
-        let minus_one = PerCpuCounter::with_batch(-1, 1).unwrap();
+        let minus_one = PerCpuCounter::new().with_value(-1).with_batch(1);
         // SAFETY: a counter is sixteen words without padding.
         let words = unsafe { core::ptr::from_ref(&minus_one).cast::<[u64; 16]>().read() };
         assert_eq!(words[8], u64::MAX);

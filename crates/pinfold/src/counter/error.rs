@@ -2,12 +2,12 @@
 
 use core::fmt;
 
-/// Why a counter cannot be made, or its batch cannot be changed.
+/// Why counters cannot be made, or a batch cannot be changed.
 ///
 /// ```
 /// use pinfold::counter::{CounterError, PerCpuCounter};
 ///
-/// let refused = PerCpuCounter::with_batch(0, 0).unwrap_err();
+/// let refused = PerCpuCounter::new().set_batch(0).unwrap_err();
 /// assert_eq!(refused, CounterError::Batch { batch: 0 });
 /// assert_eq!(refused.to_string(), "a batch of 0: give one from 1 to 2^40");
 /// ```
@@ -19,8 +19,6 @@ pub enum CounterError {
         /// The batch that the caller gave.
         batch: u64,
     },
-    /// The maximum drift is 0. Use an atomic for a counter that is never off.
-    Drift,
     /// There is no memory, or no room left in the per-CPU units.
     OutOfMemory,
     /// Lowering the batch needs a fence, and the fence failed.
@@ -37,7 +35,6 @@ impl fmt::Display for CounterError {
             CounterError::Batch { batch } => {
                 write!(f, "a batch of {batch}: give one from 1 to 2^40")
             }
-            CounterError::Drift => write!(f, "a drift of 0: give at least 1, or use an atomic"),
             CounterError::OutOfMemory => write!(f, "no memory for per-CPU counters"),
             CounterError::Fence => write!(
                 f,

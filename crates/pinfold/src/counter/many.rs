@@ -44,16 +44,6 @@ impl Counters {
     ///
     /// * [`CounterError::Batch`] if `batch` is 0 or above 2^40.
     /// * [`CounterError::OutOfMemory`] if there is no room for this many counters.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use pinfold::counter::Counters;
-    ///
-    /// let counters = Counters::new(&[1, 2, 3], 64)?;
-    /// assert_eq!(counters[2].sum(), 3);
-    /// # Ok::<(), pinfold::counter::CounterError>(())
-    /// ```
     #[doc(alias = "percpu_counter_init_many")]
     pub fn new(values: &[i64], batch: u64) -> Result<Counters, CounterError> {
         if batch == 0 || batch > MAX_BATCH {
@@ -81,7 +71,7 @@ impl Counters {
             return Err(CounterError::OutOfMemory);
         };
         for (at, &value) in values.iter().enumerate() {
-            let counter = PerCpuCounter::make(value, batch, 0);
+            let counter = PerCpuCounter::new().with_value(value).with_batch(batch);
             let block = offset + at * SIZE;
             // SAFETY: the blocks were allocated above, and no other thread knows them.
             unsafe { Shards::at(block) }.open(batch);

@@ -1,6 +1,5 @@
 //! The counter that goes up and down: its handle, adding, and reading without a wait.
 
-use super::error::CounterError;
 use super::shards::Direction::{Down, Up};
 use super::shards::{MAX_BATCH, SIZE, Shards};
 use super::{fork, stripe, watch};
@@ -52,14 +51,13 @@ const ADDS_IN_FOLD: u64 = 8;
 /// ```
 /// use pinfold::counter::PerCpuCounter;
 ///
-/// let bytes = PerCpuCounter::with_batch(1000, 64)?;
+/// let bytes = PerCpuCounter::new().with_value(1000).with_batch(64);
 /// std::thread::scope(|scope| {
 ///     for _ in 0..4 {
 ///         scope.spawn(|| (0..1000).for_each(|_| bytes.add(3)));
 ///     }
 /// });
 /// assert_eq!(bytes.sum(), 13_000);
-/// # Ok::<(), pinfold::counter::CounterError>(())
 /// ```
 #[derive(Debug)]
 // The C header initialises statics with this layout.
@@ -70,10 +68,10 @@ pub struct PerCpuCounter {
     /// The first batch. With the bit [`WIDENS`], instead the maximum drift up to which the batch
     /// widens.
     rule: u64,
-    /// The inverted bits of the size above which adds go to the base at once, without a look at the
-    /// shard ([`largest_kept`]). Zero, as in a new static of C, sends no add there. Any value is
-    /// correct, because any add may go to the base. A batch that widens leaves the word 0.
-    no_look: AtomicU64,
+    /// The size of the largest add that tries the shard ([`largest_kept`]). Larger adds go to the
+    /// base at once. The bits are inverted, so that a new static of C, which is all zeroes, sends
+    /// no add to the base. Any value is correct, because any add may go to the base.
+    largest_kept_inverted: AtomicU64,
     /// Keeps the base out of the line that adds read.
     apart: [u64; 5],
     /// The sum of the adds that used no shard.
@@ -119,96 +117,59 @@ impl PerCpuCounter {
     /// assert_eq!(OPEN.sum(), 1);
     /// ```
     pub const fn new() -> Self {
-        Self::make(0, DEFAULT, 0)
-    }
-
-    /// Returns a counter that starts at `value`. Its batch is fixed if `max_drift` is 0, and
-    /// otherwise widens.
-    pub(crate) const fn make(value: i64, batch: u64, max_drift: u64) -> Self {
         PerCpuCounter {
             block: LazyBlock::new(),
-            rule: match max_drift {
-                0 => batch,
-                // All CPUs' batches together are at most 2^53, so larger drifts make no difference.
-                drift if drift >= WIDENS => u64::MAX,
-                drift => drift | WIDENS,
-            },
-            no_look: AtomicU64::new(match (max_drift, batch) {
-                (0, batch) if batch != DEFAULT => !largest_kept(batch),
-                _ => 0,
-            }),
+            rule: DEFAULT,
+            largest_kept_inverted: AtomicU64::new(0),
             apart: [0; 5],
-            base: AtomicI64::new(value),
+            base: AtomicI64::new(0),
             seen: AtomicU64::new(0),
             apart_from_next: [0; 6],
         }
     }
 
-    /// Returns how large the drift may become by widening the batch, or 0 if the batch stays.
-    pub(super) fn max_drift(&self) -> u64 {
-        match self.rule & WIDENS {
-            0 => 0,
-            _ => self.rule & !WIDENS,
-        }
+    /// Makes a new counter start at `value`.
+    ///
+    /// ```
+    /// use pinfold::counter::PerCpuCounter;
+    ///
+    /// static FREE: PerCpuCounter = PerCpuCounter::new().with_value(100);
+    /// FREE.dec();
+    /// assert_eq!(FREE.sum(), 99);
+    /// ```
+    #[must_use]
+    pub const fn with_value(mut self, value: i64) -> Self {
+        self.base = AtomicI64::new(value);
+        self
     }
 
-    /// Returns a counter at `value` of which each CPU may keep up to `batch` to itself.
+    /// Gives a new counter a fixed batch: each CPU may keep up to `batch` to itself. A number
+    /// outside of 1 to 2^40 counts as the nearest one inside.
     ///
     /// A larger batch makes adding cheaper and [`read`](Self::read) less exact.
-    ///
-    /// # Errors
-    ///
-    /// [`CounterError::Batch`] if `batch` is 0 or above 2^40.
-    ///
-    /// # Examples
+    /// [`set_batch`](Self::set_batch) changes the batch of a counter that is in use.
     ///
     /// ```
     /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let bytes = PerCpuCounter::with_batch(100, 4096)?;
-    /// bytes.add(28);
-    /// assert_eq!((bytes.sum(), bytes.batch()), (128, 4096));
-    /// # Ok::<(), pinfold::counter::CounterError>(())
+    /// static BYTES: PerCpuCounter = PerCpuCounter::new().with_batch(4096);
+    /// BYTES.add(128);
+    /// assert_eq!((BYTES.sum(), BYTES.batch()), (128, 4096));
     /// ```
-    pub const fn with_batch(value: i64, batch: u64) -> Result<Self, CounterError> {
-        if batch == 0 || batch > MAX_BATCH {
-            return Err(CounterError::Batch { batch });
-        }
-        Ok(Self::make(value, batch, 0))
+    #[must_use]
+    pub const fn with_batch(mut self, batch: u64) -> Self {
+        self.rule = match batch {
+            0 => 1,
+            batch if batch > MAX_BATCH => MAX_BATCH,
+            batch => batch,
+        };
+        self.largest_kept_inverted = AtomicU64::new(!largest_kept(self.rule));
+        self
     }
 
-    /// Returns a counter as [`with_batch`](Self::with_batch) does, for statics: a batch out of
-    /// range does not compile.
-    ///
-    /// ```
-    /// use pinfold::counter::PerCpuCounter;
-    ///
-    /// static BYTES: PerCpuCounter = PerCpuCounter::with_batch_of::<4096>(0);
-    /// BYTES.add(100);
-    /// assert_eq!(BYTES.batch(), 4096);
-    /// ```
-    pub const fn with_batch_of<const BATCH: u64>(value: i64) -> Self {
-        const { assert!(BATCH >= 1 && BATCH <= MAX_BATCH) };
-        Self::make(value, BATCH, 0)
-    }
-
-    /// Returns a counter as [`with_max_drift`](Self::with_max_drift) does, for statics: a drift of
-    /// 0 does not compile.
-    ///
-    /// ```
-    /// use pinfold::counter::PerCpuCounter;
-    ///
-    /// static BYTES: PerCpuCounter = PerCpuCounter::with_max_drift_of::<1_000_000>(0);
-    /// BYTES.add(100);
-    /// assert!(BYTES.error_bound() <= 1_000_000);
-    /// ```
-    pub const fn with_max_drift_of<const DRIFT: u64>(value: i64) -> Self {
-        const { assert!(DRIFT >= 1, "a drift is at least 1") };
-        Self::make(value, DEFAULT, DRIFT)
-    }
-
-    /// Returns a counter at `value` that widens its batch when adds need a larger one, while its
-    /// [`error_bound`](Self::error_bound) stays at most `drift`.
+    /// Makes a new counter widen its batch when adds need a larger one, while its
+    /// [`error_bound`](Self::error_bound) stays at most `drift`. With a drift of 0, every add goes
+    /// to the base.
     ///
     /// A batch above each CPU's share of `drift` is chosen only where the kernel can fence. When a
     /// CPU adds for the first time and the batches of all CPUs would together exceed `drift`, every
@@ -216,25 +177,29 @@ impl PerCpuCounter {
     /// process. It happens at most once for each doubling of the number of CPUs that add, in the
     /// counter's whole life.
     ///
-    /// # Errors
-    ///
-    /// [`CounterError::Drift`] if `drift` is 0.
-    ///
-    /// # Examples
-    ///
     /// ```
     /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let bytes = PerCpuCounter::with_max_drift(0, 10_000)?;
-    /// (0..1000).for_each(|_| bytes.add(3));
-    /// assert!(bytes.read().abs_diff(3000) <= 10_000);
-    /// # Ok::<(), pinfold::counter::CounterError>(())
+    /// static BYTES: PerCpuCounter = PerCpuCounter::new().with_max_drift(10_000);
+    /// (0..1000).for_each(|_| BYTES.add(3));
+    /// assert!(BYTES.read().abs_diff(3000) <= 10_000);
     /// ```
-    pub const fn with_max_drift(value: i64, drift: u64) -> Result<Self, CounterError> {
-        if drift == 0 {
-            return Err(CounterError::Drift);
-        }
-        Ok(Self::make(value, DEFAULT, drift))
+    #[must_use]
+    pub const fn with_max_drift(mut self, drift: u64) -> Self {
+        // All CPUs' batches together are at most 2^53, so larger drifts make no difference.
+        self.rule = if drift < WIDENS {
+            drift | WIDENS
+        } else {
+            u64::MAX
+        };
+        self.largest_kept_inverted = AtomicU64::new(if drift == 0 { !0 } else { 0 });
+        self
+    }
+
+    /// Returns how large the drift may become by widening the batch, or `None` if the batch is
+    /// fixed.
+    pub(super) fn max_drift(&self) -> Option<u64> {
+        (self.rule & WIDENS != 0).then_some(self.rule & !WIDENS)
     }
 
     /// Adds `n`, which may be negative.
@@ -244,7 +209,7 @@ impl PerCpuCounter {
     #[inline(always)]
     pub fn add(&self, n: i64) {
         // Relaxed: the word is a hint, and says nothing about other memory.
-        if n.unsigned_abs() > !self.no_look.load(Relaxed) {
+        if n.unsigned_abs() > !self.largest_kept_inverted.load(Relaxed) {
             return self.add_to_base(n);
         }
         let shards = self.shards_or_closed();
@@ -276,12 +241,11 @@ impl PerCpuCounter {
     /// ```
     /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let bytes = PerCpuCounter::with_batch(0, 4096)?;
+    /// let bytes = PerCpuCounter::new().with_batch(4096);
     /// bytes.add_batch(100, 1000); // may stay on this CPU
     /// bytes.add_batch(5000, 1000); // goes to the base at once
     /// assert_eq!(bytes.sum(), 5100);
     /// assert!(bytes.read().abs_diff(5100) <= bytes.error_bound());
-    /// # Ok::<(), pinfold::counter::CounterError>(())
     /// ```
     pub fn add_batch(&self, n: i64, batch: u64) {
         if n.unsigned_abs() >= batch {
@@ -323,22 +287,23 @@ impl PerCpuCounter {
     /// Returns the batch with which the counter begins.
     pub(crate) fn first_batch(&self) -> u64 {
         let default = (2 * pinfold_rseq::possible() as u64).max(MIN_DEFAULT);
-        match (self.max_drift(), self.rule) {
-            (0, DEFAULT) => default,
-            (0, batch) => batch,
+        match self.max_drift() {
             // Every CPU's share, as a power of two. A batch of this size never needs to be lowered.
-            (drift, _) => {
+            Some(drift) => {
                 let share = drift / pinfold_rseq::possible() as u64;
                 default.min(1 << share.max(1).ilog2())
             }
+            None if self.rule == DEFAULT => default,
+            None => self.rule,
         }
     }
 
     /// Sends adds that are too large for `batch` to the base at once, if this counter's batch does
     /// not widen.
     pub(super) fn expect_batch(&self, batch: u64) {
-        if self.max_drift() == 0 {
-            self.no_look.store(!largest_kept(batch), Relaxed);
+        if self.max_drift().is_none() {
+            self.largest_kept_inverted
+                .store(!largest_kept(batch), Relaxed);
         }
     }
 
@@ -362,10 +327,10 @@ impl PerCpuCounter {
         let prepare = |offset| {
             // SAFETY: `offset` is that of a block of `SIZE` bytes that no other thread knows yet.
             unsafe { Shards::at(offset) }.open(self.first_batch());
-            if self.max_drift() == 0 {
+            if self.max_drift().is_none() {
                 let hint = !largest_kept(self.first_batch());
                 // Another thread may already have changed the batch, so only a missing hint is set.
-                let _ = (self.no_look).compare_exchange(0, hint, Relaxed, Relaxed);
+                let _ = (self.largest_kept_inverted).compare_exchange(0, hint, Relaxed, Relaxed);
             }
             offset
         };

@@ -26,9 +26,8 @@ impl PerCpuCounter {
     /// ```
     /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let counter = PerCpuCounter::with_batch(-5, 16)?;
+    /// let counter = PerCpuCounter::new().with_value(-5);
     /// assert_eq!((counter.read(), counter.read_positive()), (-5, 0));
-    /// # Ok::<(), pinfold::counter::CounterError>(())
     /// ```
     #[inline]
     pub fn read_positive(&self) -> i64 {
@@ -44,7 +43,6 @@ impl PerCpuCounter {
     /// let counter = PerCpuCounter::new();
     /// counter.add(-5);
     /// assert_eq!((counter.sum(), counter.sum_positive()), (-5, 0));
-    /// # Ok::<(), pinfold::counter::CounterError>(())
     /// ```
     #[inline]
     pub fn sum_positive(&self) -> i64 {
@@ -57,11 +55,10 @@ impl PerCpuCounter {
     /// ```
     /// use pinfold::counter::PerCpuCounter;
     ///
-    /// let counter = PerCpuCounter::with_batch(0, 16)?;
+    /// let counter = PerCpuCounter::new();
     /// counter.add(5);
     /// let (value, bound) = counter.read_with_bound();
     /// assert!(value.abs_diff(5) <= bound);
-    /// # Ok::<(), pinfold::counter::CounterError>(())
     /// ```
     #[inline]
     pub fn read_with_bound(&self) -> (i64, u64) {

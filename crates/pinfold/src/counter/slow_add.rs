@@ -93,21 +93,18 @@ impl PerCpuCounter {
         let shards = (size <= MAX_BATCH).then(|| self.shards_or_alloc());
         // If the batch does not widen, an add above the batch never fits.
         let max_drift = self.max_drift();
-        let fits = |shards: &Shards| max_drift != 0 || size <= shards.batch();
+        let fits = |shards: &Shards| max_drift.is_some() || size <= shards.batch();
         shards.flatten().filter(fits).is_some_and(|shards| {
             self.fit_batch(shards, size);
-            shards.add_slow(Direction::of(n), size as i64, max_drift == 0)
+            shards.add_slow(Direction::of(n), size as i64, max_drift.is_none())
         })
     }
 
     /// Widens the batch for an add of `size`, or lowers it for a new shard, if this counter's batch
     /// widens.
     fn fit_batch(&self, shards: Shards, size: u64) {
-        let max_drift = self.max_drift();
-        if max_drift == 0 {
-            return;
-        }
-        if let Some(unit) = counter_units::install_here()
+        if let Some(max_drift) = self.max_drift()
+            && let Some(unit) = counter_units::install_here()
             && shards.wants_another_batch(unit, max_drift)
             && let Some(held) = stripe::try_hold_all(shards.offset())
         {

@@ -57,9 +57,10 @@ impl<I: Item> VmStat<I> {
         for node in 0..nodes {
             let threshold = normal_threshold(cpus, memory_of(node));
             for at in node * each..(node + 1) * each {
+                let counter = PerCpuCounter::new().with_batch(threshold);
                 // SAFETY: the mapping has room for `nodes * each` counters, and no other thread
                 // knows it yet.
-                unsafe { table.add(at).write(PerCpuCounter::make(0, threshold, 0)) };
+                unsafe { table.add(at).write(counter) };
             }
         }
         // Every thread stores the same number.

@@ -7,9 +7,9 @@
 //!
 //! | step | mirrors | fingerprint |
 //! |---|---|---|
-//! | `PerCpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::add` | `b4b51d44826d7a56` |
+//! | `PerCpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::add` | `09a7a215421bb9ea` |
 //! | `PerCpuCounter::shards` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards` | `a9f7f0420826b309` |
-//! | `PerCpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards_or_alloc` | `c784a7bc5ddcd741` |
+//! | `PerCpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards_or_alloc` | `d6040d67a523dfc3` |
 //! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched` | `6af14aae4b930d35` |
 //! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched_in` | `f6638feb121f7a45` |
 //! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_hold` | `7dbb1584f10d3b27` |
@@ -78,8 +78,8 @@ impl PerCpuCounter {
         Some(self.of())
     }
 
-    fn max_drift(&self) -> u64 {
-        0
+    fn max_drift(&self) -> Option<u64> {
+        None
     }
 
     /// The hint by which large adds skip the look at the shard. The model's adds always look.

@@ -9,6 +9,7 @@ use super::truth::Witness;
 use super::workers::{self, Control, Loop, Wave, Worker};
 use crate::{Padded, spin_until};
 use anyhow::{Result, bail, ensure};
+use pinfold::counter::PerCpuCounter;
 use std::io;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::Acquire;
@@ -52,8 +53,8 @@ pub fn contender(name: SubjectName, batch: i64) -> Result<Contender> {
         SubjectName::AddStartPercpu => shared::<AddStart<PerCpu>>(batch)?,
         SubjectName::Atomic => shared::<Atomic>(batch)?,
         SubjectName::PinfoldShared => own(designs::in_shared()?),
-        SubjectName::Pinfold => own(designs::with_max_drift()?),
-        SubjectName::PinfoldBatch => own(designs::with_batch(batch)?),
+        SubjectName::Pinfold => own(designs::with_max_drift()),
+        SubjectName::PinfoldBatch => own(PerCpuCounter::new().with_batch(batch.unsigned_abs())),
     })
 }
 

@@ -9,7 +9,7 @@ mod spinlock_batch;
 
 pub use add_start::AddStart;
 pub use atomic::Atomic;
-pub use pinfold::{in_shared, max_drift, with_batch, with_max_drift};
+pub use pinfold::{in_shared, max_drift, with_max_drift};
 pub use slowcount::Slowcount;
 pub use spinlock_batch::SpinlockBatch;
 

@@ -53,13 +53,6 @@ pub fn max_drift() -> u64 {
     64 * PAGES as u64 * pinfold_rseq::possible() as u64
 }
 
-pub fn with_max_drift() -> Result<PerCpuCounter> {
-    let drift = max_drift();
-    PerCpuCounter::with_max_drift(0, drift)
-        .with_context(|| format!("a counter with a drift of {drift}"))
-}
-
-pub fn with_batch(batch: i64) -> Result<PerCpuCounter> {
-    PerCpuCounter::with_batch(0, batch.unsigned_abs())
-        .with_context(|| format!("a counter with a batch of {batch}"))
+pub fn with_max_drift() -> PerCpuCounter {
+    PerCpuCounter::new().with_max_drift(max_drift())
 }
