@@ -338,6 +338,20 @@ pub(crate) fn install_here() -> Option<usize> {
     Some(index)
 }
 
+/// Adds `n` to this CPU's word at `offset`. Installs the CPU's unit first. On a CPU that cannot
+/// have a unit, adds to the shared unit's word.
+///
+/// # Safety
+///
+/// `offset` is that of a word in a block of [`alloc`], which is not freed meanwhile.
+pub(crate) unsafe fn add_slow(offset: usize, n: u64) {
+    install_here();
+    // SAFETY: the caller promises a word in a block.
+    if !unsafe { units().add(offset, n) } {
+        shared(offset).fetch_add(n, Relaxed);
+    }
+}
+
 /// Makes the kernel place the pages of a unit on the node of CPU `index`. The pages are not touched
 /// yet.
 ///

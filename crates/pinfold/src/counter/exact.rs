@@ -39,7 +39,7 @@ impl PerCpuCounter {
     /// thread that sums all the time does not slow down the CPUs that add.
     pub fn sum(&self) -> i64 {
         order_own_adds();
-        let mut looks = 0;
+        let mut tries = 0;
         loop {
             if let Some(sum) = self.try_sums() {
                 // A counter without shards has no adders to disturb.
@@ -53,7 +53,7 @@ impl PerCpuCounter {
             {
                 return self.sum_gated(shards);
             }
-            pause(&mut looks);
+            pause(&mut tries);
         }
     }
 

@@ -41,15 +41,15 @@ pub(crate) fn register() -> bool {
 /// Calls `f` until it returns a value. Gives up if `f` fails although no other thread forks, and no
 /// other thread has been registering the hooks for a while. Not for signal handlers.
 pub(crate) fn outlast<T>(mut f: impl FnMut() -> Option<T>) -> Option<T> {
-    let mut looks = 0;
+    let mut tries = 0;
     loop {
         let turn = fork::turn();
         let done = f();
-        if done.is_some() || looks >= 1000 {
+        if done.is_some() || tries >= 1000 {
             return done;
         }
         if !fork::await_end() && fork::turn() == turn {
-            stripe::pause(&mut looks);
+            stripe::pause(&mut tries);
         }
     }
 }

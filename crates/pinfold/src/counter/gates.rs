@@ -68,9 +68,9 @@ pub(super) fn fork_prepare() {
     let me = thread_pointer() as u64;
     FORKING.store(me, SeqCst);
     for slot in &HERE {
-        let mut looks = 0;
+        let mut tries = 0;
         while ![0, me].contains(&slot.load(SeqCst)) {
-            pause(&mut looks);
+            pause(&mut tries);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::fork;
 use super::snapshot::{BUCKETS, Snapshot, bucket_of};
-use crate::counter_units::{self, LazyBlock, shared, units, word_at};
+use crate::counter_units::{self, LazyBlock, units, word_at};
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -58,38 +58,33 @@ impl PerCpuHistogram {
     /// Records `value`.
     #[inline]
     pub fn record(&self, value: u64) {
+        let block = self.block.get();
         let bucket = 8 + 8 * bucket_of(value);
-        let offset = self.block.get();
-        // SAFETY: `offset` is that of this histogram's block, and `bucket` is below its size. The
-        // block is freed only when the histogram is dropped.
-        let counted = offset.filter(|offset| unsafe { units().add(offset + bucket, 1) });
-        // SAFETY: `offset` is that of this histogram's block, which begins with the sum.
-        if !counted.is_some_and(|offset| unsafe { units().add(offset, value) }) {
-            self.record_slow(bucket, value, counted.is_some());
+        if !(self.add(block, bucket, 1) && self.add(block, 0, value)) {
+            self.unrecorded.fetch_add(1, Relaxed);
         }
+    }
+
+    /// Adds `n` to the word at `at` in the block, which is at `block` if it was allocated before.
+    /// Returns false if it cannot be allocated.
+    #[inline]
+    fn add(&self, block: Option<usize>, at: usize, n: u64) -> bool {
+        // SAFETY: `offset` is that of this histogram's block, and `at` is below its size. The block
+        // is freed only when the histogram is dropped.
+        block.is_some_and(|offset| unsafe { units().add(offset + at, n) }) || self.add_slow(at, n)
     }
 
     #[cold]
     #[inline(never)]
-    fn record_slow(&self, bucket: usize, value: u64, counted: bool) {
+    fn add_slow(&self, at: usize, n: u64) -> bool {
         let block = self
             .block
             .get_or_alloc(SIZE, fork::register, |offset| offset);
-        let Some(offset) = block else {
-            self.unrecorded.fetch_add(1, Relaxed);
-            return;
-        };
-        counter_units::install_here();
-        // A CPU without a unit counts in the shared unit.
-        // SAFETY: `offset` is that of this histogram's block, and `bucket` is below its size. The
-        // block is freed only when the histogram is dropped.
-        if !counted && !unsafe { units().add(offset + bucket, 1) } {
-            shared(offset + bucket).fetch_add(1, Relaxed);
-        }
-        // SAFETY: `offset` is that of this histogram's block, which begins with the sum.
-        if !unsafe { units().add(offset, value) } {
-            shared(offset).fetch_add(value, Relaxed);
-        }
+        // SAFETY: the block is this histogram's, and `at` is below its size. The block is freed
+        // only when the histogram is dropped.
+        block
+            .map(|offset| unsafe { counter_units::add_slow(offset + at, n) })
+            .is_some()
     }
 
     /// Returns the counts: each bucket's count is at least what it was when the call began, and at

@@ -2,8 +2,8 @@
 
 use super::PerCpuCounter;
 use super::error::CounterError;
+use super::fork;
 use super::shards::{MAX_BATCH, SIZE, Shards};
-use super::{fork, stripe, watch};
 use crate::{counter_units, sys};
 use core::ops::Deref;
 use core::ptr::NonNull;
@@ -27,8 +27,6 @@ use core::ptr::NonNull;
 pub struct Counters {
     handles: NonNull<PerCpuCounter>,
     length: usize,
-    /// The offset of the first counter's block. The other blocks follow it.
-    offset: usize,
 }
 
 // SAFETY: `PerCpuCounter` is `Send`, and the mapping that holds the handles belongs to no thread.
@@ -53,15 +51,9 @@ impl Counters {
             return Ok(Counters {
                 handles: NonNull::dangling(),
                 length: 0,
-                offset: 0,
             });
         }
-        // Another thread may be registering the counters for forks at the moment, so this function
-        // waits a little.
-        let mut looks = 0;
-        while !fork::register() && looks < 1000 {
-            stripe::pause(&mut looks);
-        }
+        fork::outlast(|| fork::register().then_some(())).ok_or(CounterError::OutOfMemory)?;
         let handles =
             sys::map_memory(handle_bytes(values.len())).ok_or(CounterError::OutOfMemory)?;
         let handles = handles.cast::<PerCpuCounter>();
@@ -82,7 +74,6 @@ impl Counters {
         Ok(Counters {
             handles,
             length: values.len(),
-            offset,
         })
     }
 }
@@ -107,15 +98,10 @@ impl Drop for Counters {
         if self.length == 0 {
             return;
         }
-        for block in (self.offset..).step_by(SIZE).take(self.length) {
-            let _held = stripe::hold_all(block);
-            watch::forget(block, SIZE);
-        }
-        // SAFETY: `new` allocated the blocks and mapped the handles with these sizes. `drop`
-        // has the only reference, so no thread adds any more. No folding thread looks at the
-        // blocks, because `forget` has cleared their bits. A handle owns nothing but its block.
+        // SAFETY: `new` mapped the handles with this size and wrote this many. `drop` has the only
+        // reference, so no thread uses them any more. Each handle frees its own block.
         unsafe {
-            counter_units::free(self.offset, self.length * SIZE);
+            NonNull::slice_from_raw_parts(self.handles, self.length).drop_in_place();
             sys::unmap(self.handles.as_ptr().cast(), handle_bytes(self.length));
         }
     }

@@ -307,15 +307,17 @@ impl PerCpuCounter {
         }
     }
 
+    /// Returns the counter's shards, or the closed block's, where every word is 0 and every add
+    /// fails.
     #[inline(always)]
-    fn shards_or_closed(&self) -> Shards {
+    pub(super) fn shards_or_closed(&self) -> Shards {
         // SAFETY: the offset is that of this counter's block, which is freed only when the counter
         // is dropped, or of the closed block, which is never freed.
         unsafe { Shards::at(self.block.load()) }
     }
 
-    #[inline]
     /// Returns the counter's shards, if it has a block.
+    #[inline]
     pub(super) fn shards(&self) -> Option<Shards> {
         let shards = self.shards_or_closed();
         (shards.offset() != CLOSED).then_some(shards)

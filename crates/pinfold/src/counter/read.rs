@@ -117,20 +117,11 @@ impl PerCpuCounter {
         self.shards().map_or(0, Shards::fold)
     }
 
-    /// Collects all shards, loads the base, and collects all shards again.
+    /// Collects all shards, loads the base, and collects all shards again. A counter without a
+    /// block finds zeroes in the closed block.
     pub(super) fn collect_around_base(&self) -> (Moved, i64, Moved) {
-        let nothing = Moved { up: 0, down: 0 };
-        loop {
-            let Some(shards) = self.shards() else {
-                let base = self.base.load(Acquire);
-                if self.shards().is_none() {
-                    return (nothing, base, nothing);
-                }
-                continue;
-            };
-            let first = shards.collect();
-            let base = self.base.load(Acquire);
-            return (first, base, shards.collect());
-        }
+        let first = self.shards_or_closed().collect();
+        let base = self.base.load(Acquire);
+        (first, base, self.shards_or_closed().collect())
     }
 }

@@ -28,8 +28,8 @@ use pinfold_rseq::{possible, thread_pointer};
 const LINES: usize = 64;
 /// Locks in a line, for the blocks of different counters.
 const LOCKS: usize = 8;
-/// A waiting thread spins between its first `SPINS` looks at the lock. Then it yields the CPU
-/// between two looks. After `YIELDS` looks it sleeps. So a preempted holder gets the CPU.
+/// A waiting thread spins between its first `SPINS` tries at the lock. Then it yields the CPU
+/// between two tries. After `YIELDS` tries it sleeps. So a preempted holder gets the CPU.
 const SPINS: u32 = 100;
 const YIELDS: u32 = 200;
 
@@ -116,20 +116,20 @@ pub(super) fn hold_all(offset: usize) -> AllHeld {
 fn hold_all_but(offset: usize, owner: u64) -> AllHeld {
     let mut held = AllHeld::none(offset);
     for line in 0..lines() {
-        let mut looks = 0;
+        let mut tries = 0;
         while held.add(line).is_err_and(|holder| holder != owner) {
-            pause(&mut looks);
+            pause(&mut tries);
         }
     }
     held
 }
 
-/// Waits a little. The wait gets longer with each call for the same `looks`.
-pub(super) fn pause(looks: &mut u32) {
-    *looks += 1;
-    if *looks < SPINS {
+/// Waits a little. The wait gets longer with each call for the same `tries`.
+pub(super) fn pause(tries: &mut u32) {
+    *tries += 1;
+    if *tries < SPINS {
         core::hint::spin_loop();
-    } else if *looks < YIELDS {
+    } else if *tries < YIELDS {
         pinfold_rseq::kernel::yield_now();
     } else {
         // A real-time thread that only yields would never let the holder run.

@@ -124,9 +124,6 @@ fn has_moved([up, up_limit, down, down_limit]: &[AtomicU64; 4]) -> bool {
 }
 
 #[cfg(test)]
-mod speed;
-
-#[cfg(test)]
 mod tests {
     use super::super::shards::GATE;
     use super::*;

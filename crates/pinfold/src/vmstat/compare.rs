@@ -1,7 +1,6 @@
 //! Comparisons that take the exact sum only where the cheap read cannot decide.
 
 use super::{Item, VmStat, Zone};
-use crate::counter::PerCpuCounter;
 use core::cmp::Ordering;
 
 impl<I: Item> VmStat<I> {
@@ -37,7 +36,7 @@ impl<I: Item> VmStat<I> {
     /// total of a zone that does not exist is 0.
     pub fn compare_zone(&self, zone: Zone, item: I, with: i64) -> Ordering {
         self.in_zone(zone, item)
-            .map_or(0.cmp(&with), |counter| compare(counter, with))
+            .map_or(0.cmp(&with), |counter| counter.compare(with))
     }
 
     /// Returns whether an item's total in one zone is above the watermark `mark`.
@@ -62,10 +61,6 @@ impl<I: Item> VmStat<I> {
     pub fn is_above_mark(&self, zone: Zone, item: I, mark: i64) -> bool {
         self.compare_zone(zone, item, mark) == Ordering::Greater
     }
-}
-
-fn compare(counter: &PerCpuCounter, with: i64) -> Ordering {
-    decide(counter.read_with_bound(), with, || counter.sum())
 }
 
 /// Compares a value that was read with its bound. Calls `exact` only if the bound allows both

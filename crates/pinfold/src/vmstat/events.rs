@@ -101,12 +101,9 @@ impl<I: Item> VmEvents<I> {
             self.lost.fetch_add(1, Relaxed);
             return;
         };
-        counter_units::install_here();
         // SAFETY: `offset` is that of this `VmEvents`' block, and `add` has checked that the item's
         // word lies in the block.
-        if !unsafe { units().add(offset + 8 * item, n) } {
-            shared(offset + 8 * item).fetch_add(n, Relaxed);
-        }
+        unsafe { counter_units::add_slow(offset + 8 * item, n) };
     }
 
     /// Returns how often `item` occurred. The result contains all events before the call, and

@@ -18,8 +18,8 @@
 //! | `Held::drop` | `pinfold/src/counter/stripe.rs` `AllHeld::drop` | `2ed2f5a5adb10016` |
 //! | `try_hold_all` | `pinfold/src/counter/stripe.rs` `try_hold_all` | `3d3cb239b6165036` |
 //! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all` | `28afadc38d3470b2` |
-//! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all_but` | `d45e04ae3809def5` |
-//! | `pause` | `pinfold/src/counter/stripe.rs` `pause` | `fd9dd5aefdba72db` |
+//! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all_but` | `0417cef87b8b5373` |
+//! | `pause` | `pinfold/src/counter/stripe.rs` `pause` | `5b12a7d1db03c34b` |
 //! | `enter` | `pinfold/src/counter/gates.rs` `enter` | `8abc774348515889` |
 //! | `leave_adders_alone` | `pinfold/src/counter/pace.rs` `leave_adders_alone` | `c313523c9dfe7af3` |
 
@@ -72,6 +72,10 @@ impl PerCpuCounter {
 
     fn shards(&self) -> Option<Shards> {
         Some(self.of())
+    }
+
+    fn shards_or_closed(&self) -> Shards {
+        self.of()
     }
 
     fn shards_or_alloc(&self) -> Option<Shards> {
