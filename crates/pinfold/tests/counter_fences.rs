@@ -4,49 +4,8 @@
 
 mod common;
 
-use common::{cpus, pin};
+use common::{cpus, forbid, pin};
 use pinfold::counter::{CounterError, PerCpuCounter};
-
-/// Makes membarrier fail in the calling thread from now on.
-fn forbid_fences() {
-    let statement = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
-    let filter = [
-        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        statement(
-            libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
-            0,
-            1,
-            libc::SYS_membarrier as u32,
-        ),
-        statement(
-            libc::BPF_RET | libc::BPF_K,
-            0,
-            0,
-            libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
-        ),
-        statement(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_ptr().cast_mut(),
-    };
-    // SAFETY: the program is readable during the call. The filter applies to this thread only, and
-    // refuses one system call, which Pinfold handles.
-    unsafe {
-        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-        let set = libc::prctl(
-            libc::PR_SET_SECCOMP,
-            libc::SECCOMP_MODE_FILTER,
-            &raw const program,
-        );
-        assert_eq!(set, 0);
-    }
-}
 
 /// Lowers the counter's batch. Returns whether that succeeded. It fails exactly if it would need a
 /// fence, and it needs a fence exactly if `set` does.
@@ -73,7 +32,7 @@ fn only_adds_of_other_cpus_need_a_fence() {
         counter.add(4);
     }
     assert_eq!((own.swap(1), shared.swap(1)), (4, 7));
-    forbid_fences();
+    forbid(&[libc::SYS_membarrier], libc::ENOSYS);
     assert!(lowers(own), "fenced, although no other CPU has added");
     // With concurrency ids, a thread that is alone may have the same id on every CPU.
     let by_cpu = pinfold_rseq::backend() == pinfold_rseq::Backend::Rseq(pinfold_rseq::Index::Cpu);

@@ -1,56 +1,23 @@
 //! Calls that are forbidden, by a filter or by missing rights. Both are per thread, so that each
 //! test uses a thread of its own.
 
+mod common;
 mod policy_machine;
 
+use common::forbid;
 use pinfold::mempolicy::{self, Mempolicy, Move, PageNode, PolicyError, Syscall, available};
 use pinfold::topology::{NodeId, NodeSet};
 use policy_machine::Pages;
 
-/// Makes the kernel answer `errno` to all policy calls that this thread makes from now on.
-fn forbid(errno: i32) {
-    let statement = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
-    let calls = [
-        libc::SYS_mbind,
-        libc::SYS_set_mempolicy,
-        libc::SYS_get_mempolicy,
-        libc::SYS_migrate_pages,
-        libc::SYS_move_pages,
-        libc::SYS_set_mempolicy_home_node,
-    ];
-    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    let answer = (libc::BPF_RET | libc::BPF_K) as u16;
-    let mut program = vec![statement(load, 0, 0, 0)];
-    for (n, call) in calls.iter().enumerate() {
-        let to_refusal = (calls.len() - n) as u8;
-        program.push(statement(equal, *call as u32, to_refusal, 0));
-    }
-    program.push(statement(answer, libc::SECCOMP_RET_ALLOW, 0, 0));
-    program.push(statement(
-        answer,
-        libc::SECCOMP_RET_ERRNO | errno as u32,
-        0,
-        0,
-    ));
-    let filter = libc::sock_fprog {
-        len: program.len() as u16,
-        filter: program.as_mut_ptr(),
-    };
-    // SAFETY: the call takes plain numbers, and restricts only the calling thread.
-    let given_up = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    assert_eq!(given_up, 0);
-    // SAFETY: `filter` points to `program`, which lives until the call returns. The kernel copies
-    // the program.
-    let set = unsafe {
-        libc::prctl(
-            libc::PR_SET_SECCOMP,
-            libc::SECCOMP_MODE_FILTER,
-            &raw const filter,
-        )
-    };
-    assert_eq!(set, 0);
-}
+/// The policy calls.
+const CALLS: [libc::c_long; 6] = [
+    libc::SYS_mbind,
+    libc::SYS_set_mempolicy,
+    libc::SYS_get_mempolicy,
+    libc::SYS_migrate_pages,
+    libc::SYS_move_pages,
+    libc::SYS_set_mempolicy_home_node,
+];
 
 /// Capabilities are per thread.
 #[test]
@@ -94,7 +61,7 @@ fn a_filter_that_forbids_the_calls_is_reported() {
     for number in [libc::EPERM, libc::ENOSYS] {
         let thread = move || {
             let before = available().is_ok().then(mempolicy::thread);
-            forbid(number);
+            forbid(&CALLS, number);
             let refused = available().unwrap_err();
             assert!(refused.is_forbidden());
             let local = Mempolicy::local();

@@ -4,7 +4,7 @@
 mod common;
 
 use common::items::{Item, can_fence, look, number};
-use common::timer::interrupt_process;
+use common::timer::Timer;
 use common::{Random, from_environment, pin};
 use pinfold::slab::{KmemCache, grace};
 use std::alloc::Layout;
@@ -44,7 +44,7 @@ fn read(place: usize, looks: u64) {
 extern "C" fn on_timer(_: libc::c_int) {
     let turn = HANDLED.fetch_add(1, Relaxed);
     read(turn, 1);
-    // SAFETY: `CACHE` is null, or points to a cache that lives until the signal is ignored.
+    // SAFETY: `CACHE` is null, or points to a cache that outlives the timers.
     if let Some(cache) = unsafe { CACHE.load(Acquire).as_ref() } {
         replace(cache, turn);
     }
@@ -59,13 +59,13 @@ fn no_reader_sees_a_freed_object() {
     let time = Duration::from_secs(from_environment("PINFOLD_STRESS_SECONDS", 3));
     (0..16).for_each(|place| replace(&cache, place));
     CACHE.store((&raw const cache).cast_mut(), Release);
-    interrupt_process(libc::SIGUSR1, on_timer, 200);
     let begin = Instant::now();
     let (mut reads, mut writes) = (0, 0);
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..3)
             .map(|seed| {
                 scope.spawn(move || {
+                    let _timer = Timer::start(libc::SIGUSR1, on_timer, 200);
                     let (mut random, mut reads) = (Random::new(seed), 0u64);
                     while begin.elapsed() < time {
                         for _ in 0..100 {
@@ -81,6 +81,7 @@ fn no_reader_sees_a_freed_object() {
                 })
             })
             .collect();
+        let _timer = Timer::start(libc::SIGUSR1, on_timer, 200);
         let mut random = Random::new(7);
         while begin.elapsed() < time {
             for _ in 0..100 {
@@ -96,9 +97,6 @@ fn no_reader_sees_a_freed_object() {
             .map(|reader| reader.join().unwrap())
             .sum::<u64>();
     });
-    // SAFETY: `SIG_IGN` is a valid disposition for this signal.
-    unsafe { libc::signal(libc::SIGUSR1, libc::SIG_IGN) };
-    std::thread::sleep(Duration::from_millis(50));
     CACHE.store(std::ptr::null_mut(), Release);
     let handled = HANDLED.load(Relaxed);
     println!(

@@ -69,3 +69,40 @@ pub fn with_nodes(nodes: usize, name: &str) -> String {
         command.env("PINFOLD_FAKE_NODES", nodes.to_string());
     })
 }
+
+/// Makes the kernel answer `errno` to these system calls of this thread from now on.
+pub fn forbid(calls: &[libc::c_long], errno: i32) {
+    let statement = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
+    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    let answer = (libc::BPF_RET | libc::BPF_K) as u16;
+    let mut program = vec![statement(load, 0, 0, 0)];
+    for (n, call) in calls.iter().enumerate() {
+        let to_refusal = (calls.len() - n) as u8;
+        program.push(statement(equal, *call as u32, to_refusal, 0));
+    }
+    program.push(statement(answer, libc::SECCOMP_RET_ALLOW, 0, 0));
+    program.push(statement(
+        answer,
+        libc::SECCOMP_RET_ERRNO | errno as u32,
+        0,
+        0,
+    ));
+    let filter = libc::sock_fprog {
+        len: program.len() as u16,
+        filter: program.as_mut_ptr(),
+    };
+    // SAFETY: the call takes plain numbers, and restricts only the calling thread.
+    let given_up = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
+    assert_eq!(given_up, 0);
+    // SAFETY: `filter` points to `program`, which lives until the call returns. The kernel copies
+    // the program.
+    let set = unsafe {
+        libc::prctl(
+            libc::PR_SET_SECCOMP,
+            libc::SECCOMP_MODE_FILTER,
+            &raw const filter,
+        )
+    };
+    assert_eq!(set, 0);
+}

@@ -1,4 +1,4 @@
-//! Timers that interrupt one thread, or the process, with signals.
+//! A timer that interrupts one thread with signals.
 
 use std::cell::Cell;
 use std::ptr::null_mut;
@@ -83,33 +83,5 @@ impl Drop for Timer {
         // SAFETY: `start` made the timer, and it is deleted once. No later handler uses it, because
         // `RUNNING` is empty.
         unsafe { libc::timer_delete(self.0) };
-    }
-}
-
-/// Interrupts the process every so many microseconds, until it ends. A handler may interrupt
-/// another one.
-pub fn interrupt_process(signal: i32, handler: extern "C" fn(libc::c_int), microseconds: i64) {
-    // SAFETY: the structures live through the calls, and zeroes are valid for them. The tests'
-    // handlers call only what is meant to work in handlers.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = handler as *const () as usize;
-        action.sa_flags = libc::SA_RESTART;
-        libc::sigaction(signal, &raw const action, null_mut());
-        let mut event: libc::sigevent = std::mem::zeroed();
-        event.sigev_notify = libc::SIGEV_SIGNAL;
-        event.sigev_signo = signal;
-        let mut timer: libc::timer_t = std::mem::zeroed();
-        let made = libc::timer_create(libc::CLOCK_MONOTONIC, &raw mut event, &raw mut timer);
-        assert_eq!(made, 0);
-        let every = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 1000 * microseconds,
-        };
-        let times = libc::itimerspec {
-            it_interval: every,
-            it_value: every,
-        };
-        libc::timer_settime(timer, 0, &raw const times, null_mut());
     }
 }
