@@ -92,7 +92,7 @@ fn handlers_nested_in_increments_lose_nothing() {
     let truth = added + ADDED.load(SeqCst);
     for counter in [&COUNTER, &SMALL, &DRIFTING] {
         assert_eq!(counter.sum(), truth);
-        // No shard may be further from its mark than its batch.
+        // No shard may keep more than its batch.
         assert!(counter.read().abs_diff(truth) <= counter.error_bound());
         assert!(folds_to(counter, truth), "{} of {truth}", counter.read());
     }
@@ -308,7 +308,7 @@ fn works_alone(counter: &PerCpuCounter) -> bool {
         fine &= within(before + n);
     }
     fine &= counter.sum() == before + 300;
-    // Folding finds these adds in the shards. So no gate of a thread that the child does not have
+    // Folding finds these adds in the shards. So no freeze of a thread that the child does not have
     // keeps adds out.
     counter.fold();
     fine &= counter.read() == before + 300;

@@ -132,7 +132,7 @@ fn a_killed_member_loses_nothing_and_blocks_no_other() {
         let [begun, done] = told();
         let before = counters.sum(0).unwrap();
         // One member adds, and says before and after how much. The other one sums, so that it is
-        // killed with the gate closed too.
+        // killed during a freeze too.
         let adder = fork(|| {
             loop {
                 begun.fetch_add(1, SeqCst);

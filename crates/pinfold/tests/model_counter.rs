@@ -1,7 +1,7 @@
 //! Models of the counter's protocol, explored by loom: `RUSTFLAGS="--cfg loom" cargo test --release
 //! --test model_counter`.
 //!
-//! The protocol is the real files `exact.rs`, `gate.rs`, `read.rs`, `shards.rs` and `slow_add.rs`
+//! The protocol is the real files `exact.rs`, `freeze.rs`, `read.rs`, `shards.rs` and `slow_add.rs`
 //! of `counter/`. `model_counter/counter.rs` has the counter's handle, and stands for the other
 //! files of the folder. `model_counter/counter_units.rs` has the machine. The tables there say what
 //! each of their functions mirrors. Each planted fault breaks a guarantee.
@@ -25,10 +25,10 @@ use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use loom::thread;
 
-/// Returns a counter whose shards are granted on all CPUs.
-fn granted(batch: u64) -> Arc<PerCpuCounter> {
+/// Returns a counter whose shards are active on all CPUs.
+fn active(batch: u64) -> Arc<PerCpuCounter> {
     let counter = PerCpuCounter::with_batch(batch);
-    counter.grant_all();
+    counter.activate_all();
     counter
 }
 
@@ -102,7 +102,7 @@ fn is_consistent(counter: &PerCpuCounter) {
 #[test]
 fn reads_are_within_the_drift() {
     explore(3, 1, Fault::Nothing, || {
-        let counter = granted(1);
+        let counter = active(1);
         let adder = spawn(&counter, &[(0, 1), (0, 1)]);
         let folder = spawn_fold(&counter);
         read(&counter);
@@ -118,7 +118,7 @@ fn reads_are_within_the_drift() {
 #[test]
 fn a_fold_raises_the_total_before_the_limit() {
     let begin = |counter: &PerCpuCounter| {
-        counter.grant_all();
+        counter.activate_all();
         counter.add_on(0, 1);
     };
     let fold = |counter: &PerCpuCounter| counter.fold_in_background();
@@ -129,7 +129,7 @@ fn a_fold_raises_the_total_before_the_limit() {
 #[test]
 fn an_add_that_folds_raises_the_total_before_the_limit() {
     let begin = |counter: &PerCpuCounter| {
-        counter.grant_all();
+        counter.activate_all();
         counter.add_on(0, 1);
     };
     let fold = |counter: &PerCpuCounter| {
@@ -140,19 +140,24 @@ fn an_add_that_folds_raises_the_total_before_the_limit() {
     in_all_orders(1, begin, [fold, add_with_headroom, read], is_consistent);
 }
 
-/// One thread's slow path grants the shard, and another thread adds on the same CPU. The drift must
-/// count the shard by then.
+/// One thread's slow path activates the shard, and another thread adds on the same CPU. The drift
+/// must count the shard by then.
 #[test]
-fn a_grant_raises_the_drift_before_the_limits() {
-    let grant = |counter: &PerCpuCounter| counter.add_on(0, 1);
-    in_all_orders(1, |_| (), [grant, add_with_headroom, read], is_consistent);
+fn an_activation_raises_the_drift_before_the_limits() {
+    let activate = |counter: &PerCpuCounter| counter.add_on(0, 1);
+    in_all_orders(
+        1,
+        |_| (),
+        [activate, add_with_headroom, read],
+        is_consistent,
+    );
 }
 
 /// The batch is raised while another thread adds on the CPU. The drift must be larger by then.
 #[test]
 fn a_raised_batch_raises_the_drift_before_the_limits() {
     let begin = |counter: &PerCpuCounter| {
-        counter.grant_all();
+        counter.activate_all();
         counter.add_on(0, 1);
     };
     let raise = |counter: &PerCpuCounter| counter.set_batch(2).unwrap();
@@ -165,7 +170,7 @@ const TRANSFER: &[(usize, i64)] = &[(0, 1), (1, -1)];
 #[test]
 fn a_sum_was_the_value_at_one_moment() {
     explore(3, 2, Fault::Nothing, || {
-        let counter = granted(2);
+        let counter = active(2);
         let moving = spawn(&counter, TRANSFER);
         if let Some(sum) = counter.sum_at_once() {
             assert!((0..=1).contains(&sum), "{sum} was never the value");
@@ -181,7 +186,7 @@ fn a_sum_was_the_value_at_one_moment() {
 #[should_panic(expected = "was never the value")]
 fn a_single_collection_may_never_have_been_the_value() {
     explore(3, 2, Fault::Nothing, || {
-        let counter = granted(2);
+        let counter = active(2);
         let moving = spawn(&counter, TRANSFER);
         let sum = counter.of().collect().net();
         assert!((0..=1).contains(&sum), "{sum} was never the value");
@@ -190,11 +195,11 @@ fn a_single_collection_may_never_have_been_the_value() {
 }
 
 #[test]
-fn a_gated_sum_was_the_value_and_loses_nothing() {
+fn a_frozen_sum_was_the_value_and_loses_nothing() {
     explore(3, 2, Fault::Nothing, || {
-        let counter = granted(1);
+        let counter = active(1);
         let moving = spawn(&counter, TRANSFER);
-        let sum = counter.gated();
+        let sum = counter.sum_frozen_now();
         assert!((0..=1).contains(&sum), "{sum} was never the value");
         moving.join().unwrap();
         assert_eq!(counter.sum_at_once(), Some(0));
@@ -204,7 +209,7 @@ fn a_gated_sum_was_the_value_and_loses_nothing() {
 #[test]
 fn a_swap_beside_adds_loses_nothing() {
     explore(3, 1, Fault::Nothing, || {
-        let counter = granted(1);
+        let counter = active(1);
         let adder = spawn(&counter, &[(0, 1), (0, 1)]);
         let taken = counter.swap(0);
         adder.join().unwrap();
@@ -217,7 +222,7 @@ fn a_swap_beside_adds_loses_nothing() {
 /// Swaps while a CPU adds. An add that was over before the exchange must be in the result.
 fn swap_beside_an_add(fault: Fault) {
     explore(3, 1, fault, || {
-        let counter = granted(1);
+        let counter = active(1);
         let adder = thread::spawn({
             let counter = counter.clone();
             move || {
@@ -250,7 +255,7 @@ fn a_swap_that_never_fences_misses_an_add() {
 /// limited add must then see that add.
 fn limited_add(fault: Fault) {
     explore(3, 1, fault, || {
-        let counter = granted(2);
+        let counter = active(2);
         let adder = thread::spawn({
             let counter = counter.clone();
             move || {
@@ -282,7 +287,7 @@ fn a_limited_add_that_never_fences_passes_its_limit() {
 #[test]
 fn a_limited_add_sees_what_was_added_before() {
     explore(3, 2, Fault::Nothing, || {
-        let counter = granted(2);
+        let counter = active(2);
         let added = Arc::new(AtomicUsize::new(0));
         let adder = thread::spawn({
             let (counter, added) = (counter.clone(), added.clone());
@@ -302,7 +307,7 @@ fn a_limited_add_sees_what_was_added_before() {
 /// Lowers the batch while a thread adds.
 fn lower(fault: Fault) {
     explore(3, 1, fault, || {
-        let counter = granted(3);
+        let counter = active(3);
         let adder = spawn(&counter, &[(0, 1), (0, 1)]);
         counter.set_batch(1).unwrap();
         adder.join().unwrap();
@@ -334,7 +339,7 @@ fn words_pass_their_limits_when_the_batch_is_lowered_without_a_fence() {
 #[test]
 fn cancelling_keeps_the_bound() {
     explore(3, 1, Fault::Nothing, || {
-        let counter = granted(1);
+        let counter = active(1);
         let adder = spawn(&counter, &[(0, 1), (0, -1), (0, 1)]);
         counter.fold();
         let read = counter.read();
@@ -345,33 +350,33 @@ fn cancelling_keeps_the_bound() {
     });
 }
 
-/// Two threads close gates at once, and a third folds. When both gates are open again, nothing has
+/// Two threads freeze the counter at once, and a third folds. After both freezes, nothing has
 /// changed.
 #[test]
-fn two_gates_at_once_leave_nothing_closed() {
+fn two_freezes_at_once_leave_nothing_frozen() {
     explore(3, 1, Fault::Nothing, || {
-        let counter = granted(2);
+        let counter = active(2);
         counter.add_on(0, 2);
         let summer = thread::spawn({
             let counter = counter.clone();
-            move || counter.gated()
+            move || counter.sum_frozen_now()
         });
         let folder = spawn_fold(&counter);
-        assert_eq!(counter.gated(), 2);
+        assert_eq!(counter.sum_frozen_now(), 2);
         assert_eq!(summer.join().unwrap(), 2);
         folder.join().unwrap();
         counter.fold();
         assert_eq!(counter.read(), 2);
         move_to(0);
-        assert!(counter.of().add(Up, 2), "a gate stayed closed");
-        assert!(!counter.of().add(Up, 1), "a gate left too much headroom");
+        assert!(counter.of().add(Up, 2), "the shard stayed frozen");
+        assert!(!counter.of().add(Up, 1), "a freeze left too much headroom");
     });
 }
 
 /// Two threads add, each on its own CPU, and then sum. At least one of them must see both adds.
 fn add_and_sum(fault: Fault) {
     explore(3, 2, fault, || {
-        let counter = granted(2);
+        let counter = active(2);
         let add_and_sum = |cpu: usize, counter: &PerCpuCounter| {
             counter.add_on(cpu, 1);
             counter.sum_at_once()
@@ -403,7 +408,7 @@ fn both_sums_miss_an_add_if_they_do_not_order_their_own() {
 #[test]
 fn a_bound_belongs_to_its_read() {
     explore(3, 1, Fault::Nothing, || {
-        let counter = granted(3);
+        let counter = active(3);
         counter.add_on(0, 3);
         let changer = thread::spawn({
             let counter = counter.clone();

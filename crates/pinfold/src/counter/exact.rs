@@ -2,14 +2,14 @@
 //! the batch.
 
 use super::error::CounterError;
-use super::gate::Closed;
+use super::freeze::Frozen;
 use super::primitive::fence;
 use super::shards::{MAX_BATCH, Shards};
 use super::stripe::{self, pause};
-use super::{PerCpuCounter, gates, pace};
+use super::{PerCpuCounter, freezers, pace};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, SeqCst};
 
-/// How often a sum tries before it closes a gate.
+/// How often a sum tries before it freezes the counter.
 const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
 
 /// Makes the calling thread's adds visible to all threads, before anything is collected.
@@ -49,9 +49,9 @@ impl PerCpuCounter {
                 return sum;
             }
             if let Some(shards) = self.shards()
-                && let Some(_pass) = gates::enter()
+                && let Some(_pass) = freezers::enter()
             {
-                return self.sum_gated(shards);
+                return self.sum_frozen(shards);
             }
             pause(&mut tries);
         }
@@ -72,21 +72,21 @@ impl PerCpuCounter {
         (first == second).then(|| base.wrapping_add(first.net()))
     }
 
-    /// Sums with a gate closed.
+    /// Sums while the counter is frozen.
     ///
     /// The loop ends, because only two kinds of adds still move a word: those that had begun before
-    /// the gate was closed, at most one on each CPU, and those in shards that are granted
-    /// meanwhile. The next turn closes the gate for these shards too.
+    /// the freeze, at most one on each CPU, and those in shards that become active meanwhile. The
+    /// next turn freezes these shards too.
     #[cold]
     #[inline(never)]
-    pub(super) fn sum_gated(&self, shards: Shards) -> i64 {
-        let mut closed = Closed::none();
-        let mut gate = shards.gate(&mut closed);
+    pub(super) fn sum_frozen(&self, shards: Shards) -> i64 {
+        let mut frozen = Frozen::none();
+        let mut freeze = shards.freeze(&mut frozen);
         loop {
             if let Some(sum) = self.try_sums() {
                 return sum;
             }
-            gate.close();
+            freeze.extend();
         }
     }
 
@@ -112,9 +112,9 @@ impl PerCpuCounter {
             return self.base.swap(value, AcqRel);
         };
         let held = stripe::hold_all(shards.offset());
-        let mut closed = Closed::none();
-        let _gate = shards.gate(&mut closed);
-        // After the fence, no word moves until the gate opens.
+        let mut frozen = Frozen::none();
+        let _freeze = shards.freeze(&mut frozen);
+        // After the fence, no word moves until the freeze ends.
         let moved = if shards.quiesce() {
             shards.collect()
         } else {
@@ -141,7 +141,7 @@ impl PerCpuCounter {
     /// |---|---|
     /// | beyond the limit by more than [`error_bound`](Self::error_bound) | a [`read`](Self::read) |
     /// | within the limit by more than that | the counter's locks: one for each possible CPU, at most 64 |
-    /// | nearer | the locks, and a gate that is closed for a moment |
+    /// | nearer | the locks, while adds go to the base for a moment |
     /// | too close to decide even then | a fence: an interrupt to each CPU that runs this process |
     ///
     /// Not for signal handlers. If the fence fails, the call may refuse although the amount fits.
@@ -172,20 +172,20 @@ impl PerCpuCounter {
         // within the drift of the base and the totals.
         let farthest = (shards.folded().net()).wrapping_add(slack(shards.drift(), amount));
         self.add_base_within(farthest, limit, amount)
-            || self.limited_add_gated(shards, limit, amount)
+            || self.limited_add_frozen(shards, limit, amount)
     }
 
-    /// Adds within the limit, or refuses, with all locks held and a gate closed.
+    /// Adds within the limit, or refuses, with all locks held and the counter frozen.
     #[inline(never)]
-    fn limited_add_gated(&self, shards: Shards, limit: i64, amount: i64) -> bool {
-        let mut closed = Closed::none();
-        let _gate = shards.gate(&mut closed);
+    fn limited_add_frozen(&self, shards: Shards, limit: i64, amount: i64) -> bool {
+        let mut frozen = Frozen::none();
+        let _freeze = shards.freeze(&mut frozen);
         if let Some(sum) = self.try_sum()
             && passes(sum, limit, amount)
         {
             return false;
         }
-        // Waits for the adds that had begun before the gate was closed.
+        // Waits for the adds that had begun before the freeze.
         if !shards.quiesce() {
             return false;
         }

@@ -1,16 +1,16 @@
-//! Makes forks wait for the counters' folds and gates.
+//! Makes forks wait for the counters' folds and freezes.
 //!
 //! If another thread is folding at the moment of a fork, the child inherits a fold that is half
-//! done, and no thread of the child completes it. A gate that another thread keeps closed would
-//! stay closed in the child. So the fork waits some microseconds, until no fold is under way and no
-//! gate is closed.
+//! done, and no thread of the child completes it. A counter that another thread has frozen
+//! would stay frozen in the child. So the fork waits some microseconds, until no fold is under way
+//! and no counter is frozen.
 
-use super::{gates, stripe};
+use super::{freezers, stripe};
 use crate::counter_units;
 use crate::fork;
 use crate::lock::{Hooks, Rank, Taken};
 
-/// Makes each fork wait for folds, for gates, and for threads that allocate in the units.
+/// Makes each fork wait for folds, for freezes, and for threads that allocate in the units.
 ///
 /// Returns false as long as a fork could still copy a counter half made. Until then, the caller
 /// must not give the counter a block.
@@ -26,13 +26,13 @@ pub(crate) fn register() -> bool {
             child: || {},
         },
         Hooks {
-            rank: Rank::Gates,
+            rank: Rank::Freezers,
             taken: Taken::Other {
                 is_held_by: |_| false,
-                before: gates::fork_prepare,
-                after: gates::fork_done,
+                before: freezers::fork_prepare,
+                after: freezers::fork_done,
             },
-            child: gates::fork_child,
+            child: freezers::fork_child,
         },
     ];
     fork::register(&HOOKS) && counter_units::register_fork()

@@ -19,16 +19,16 @@
 //! |---|---|---|
 //! | header | magic, number of counters, number of lanes | the first process, by compare-exchanges from 0 |
 //! | header | a bit for each lane in use | an add, before its first use of the lane |
-//! | tops, a line each | the gate of a counter | sums |
-//! | tops, the next line | the base of a counter | adds that find the gate closed |
+//! | tops, a line each | whether a counter is frozen | sums |
+//! | tops, the next line | the base of a counter | adds that find the counter frozen |
 //! | lanes, whole pages | `up` and `down` of each counter, which only grow | adds, normally on the lane's CPU |
 //!
-//! # The gate
+//! # The freeze
 //!
 //! A sum collects all words twice. If the collections agree, no word moved while the base was
-//! loaded in between. If adds keep coming, the sum closes the gate, which sends adds to the base.
-//! The gate only helps a sum to end: adds and sums are correct whether it is open or closed. So a
-//! sum that is killed with the gate closed costs the adds speed, until the next sum opens the gate.
+//! loaded in between. If adds keep coming, the sum freezes the counter, which sends adds to the
+//! base. The freeze only helps a sum to end: adds and sums are correct with and without it. So a
+//! sum that is killed during its freeze costs the adds speed, until the next sum ends the freeze.
 
 use super::exact::order_own_adds;
 use super::shards::Moved;
@@ -50,14 +50,14 @@ const WORD: usize = 8;
 const COUNT: usize = 1;
 const LANES: usize = 2;
 const BITS: usize = 8;
-/// Bytes of a counter's top: a line with the gate, and a line with the base.
+/// Bytes of a counter's top: a line that says whether it is frozen, and a line with the base.
 const TOP: usize = 128;
 const BASE: usize = 64;
 /// Bytes of a counter in a lane: `up` and `down`.
 const PAIR: usize = 16;
 /// The largest number of counters in a file.
 const MOST: usize = 1 << 20;
-/// How often a sum tries before it closes the gate.
+/// How often a sum tries before it freezes the counter.
 const TRIES: usize = 8;
 
 /// Why a file cannot hold counters.
@@ -301,9 +301,9 @@ impl SharedCounters {
         if nth >= self.count {
             return false;
         }
-        let [gate, base] = self.top(nth);
+        let [frozen, base] = self.top(nth);
         // Relaxed: the add is correct in either case.
-        if gate.load(Relaxed) != 0 {
+        if frozen.load(Relaxed) != 0 {
             // Release, here and below, pairs with the acquires of the sums: a thread that sees the
             // add sees what this thread did before.
             base.fetch_add(n as u64, Release);
@@ -339,13 +339,14 @@ impl SharedCounters {
     /// `None` if there is no such counter.
     ///
     /// Collects as [`read`](Self::read) does, twice or more, while all processes may add. If adds
-    /// keep coming in between, closes the gate, so that they go to one word for some microseconds.
+    /// keep coming in between, freezes the counter, so that they go to one word for some
+    /// microseconds.
     pub fn sum(&self, nth: usize) -> Option<i64> {
         if nth >= self.count {
             return None;
         }
         order_own_adds();
-        let [gate, base] = self.top(nth);
+        let [frozen, base] = self.top(nth);
         let try_sum = || {
             let first = self.collect(nth);
             let base = base.load(Acquire) as i64;
@@ -354,18 +355,18 @@ impl SharedCounters {
         let tried = || (0..TRIES).find_map(|_| try_sum());
         let sum = tried().unwrap_or_else(|| {
             loop {
-                // Another sum may open the gate, so each turn closes it again. While the gate is
-                // closed, a thread moves a lane's word only if it loaded the gate before. Each
-                // thread does that at most once.
-                gate.store(1, Release);
+                // Another sum may end the freeze, so each turn begins it again. Meanwhile, a thread
+                // moves a lane's word only if it loaded `frozen` before. Each thread does that at
+                // most once.
+                frozen.store(1, Release);
                 if let Some(sum) = tried() {
                     return sum;
                 }
             }
         });
-        // Also opens the gate of a sum that was killed.
-        if gate.load(Relaxed) != 0 {
-            gate.store(0, Release);
+        // Also ends the freeze of a sum that was killed.
+        if frozen.load(Relaxed) != 0 {
+            frozen.store(0, Release);
         }
         Some(sum)
     }
@@ -389,7 +390,7 @@ impl SharedCounters {
         sum
     }
 
-    /// Returns the gate and the base of a counter.
+    /// Returns the word that says whether a counter is frozen, and its base.
     fn top(&self, nth: usize) -> [&AtomicU64; 2] {
         let at = PAGE + nth * TOP;
         [self.word(at), self.word(at + BASE)]

@@ -43,15 +43,15 @@
 //! assert!(OPEN.read().abs_diff(2) <= OPEN.error_bound());
 //! ```
 
+mod counters;
 mod error;
 mod event;
 mod exact;
 mod fork;
-mod gate;
-mod gates;
+mod freeze;
+mod freezers;
 mod histogram;
 mod in_shared;
-mod many;
 mod pace;
 mod percpu_counter;
 mod read;
@@ -61,13 +61,13 @@ mod snapshot;
 mod stripe;
 mod watch;
 
+pub use counters::Counters;
 pub use error::CounterError;
 pub use event::EventCounter;
 pub(crate) use exact::order_own_adds;
 pub(crate) use fork::{outlast as outlast_fork, register as register_fork};
 pub use histogram::PerCpuHistogram;
 pub use in_shared::{SharedCounters, SharedError};
-pub use many::Counters;
 pub use percpu_counter::PerCpuCounter;
 pub use snapshot::Snapshot;
 pub(crate) use watch::{fold_watched, watch_block};

@@ -7,58 +7,58 @@
 //! |---|---|---|---|
 //! | `up` | all that was added on this CPU | `folded_up` | what folds have added for `up` |
 //! | `up_limit` | how far `up` may go | `folded_down` | what folds have added for `down` |
-//! | `down` | all that was taken away | `granted` | the number of granted shards, and the batch |
+//! | `down` | all that was taken away | `active` | the number of active shards, and the batch |
 //! | `down_limit` | how far `down` may go | | unused |
 //!
 //! The *base* is an atomic in the counter's handle.
 //! Adds that use no shard go there. A *fold* adds to the total how far a word has moved since the
 //! last fold, and raises the word's limit. The other terms:
 //!
-//! * The *batch* is how far a word may go past its mark.
-//! * A word's *mark* says how much of the word has been folded. It is the word's limit less the
-//!   batch.
+//! * A word's *folded value* says how much of the word has been folded. It is the word's limit less
+//!   the batch.
+//! * The *batch* is how far a word may go past its folded value.
 //! * A word's *headroom* is how far it may grow before it reaches its limit.
-//! * A shard is *granted* once the slow path has counted it in `granted` and set its limits. Before
+//! * A shard is *active* once the slow path has counted it in `active` and set its limits. Before
 //!   that, its four words are zero, and no add can succeed there.
-//! * The *drift* is the batch times the number of granted shards.
+//! * The *drift* is the batch times the number of active shards.
 //!
 //! All words count modulo 2^64.
 //!
 //! # Writers
 //!
 //! * `up` and `down`: the CPU itself, in critical sections that check the limit. They only grow.
-//! * A shard's limits: the holder of the shard's [lock](super::stripe), and a thread that closes or
-//!   opens a gate, from any CPU, by atomic adds.
-//! * `folded_up`, `folded_down` and the number of granted shards: the holder of a shard's lock, for
+//! * A shard's limits: the holder of the shard's [lock](super::stripe), and a thread that freezes
+//!   the counter or ends its freeze, from any CPU, by atomic adds.
+//! * `folded_up`, `folded_down` and the number of active shards: the holder of a shard's lock, for
 //!   that shard, by atomic adds.
 //! * The batch: the holder of all the counter's locks.
 //!
 //! # Invariants
 //!
-//! 1. `mark <= word <= limit`, while no gate closes the shard. The
-//!    critical section checks the limit before it commits. A limit is lowered only by a gate, which
-//!    changes no mark, or after a fence, when no section is under way.
-//! 2. `folded_up - folded_down` is the sum of the marks of `up` less the sum of the marks of
+//! 1. `folded value <= word <= limit`, while the shard is not frozen. The critical section checks
+//!    the limit before it commits. A limit is lowered only by a freeze, which changes no folded
+//!    value, or after a fence, when no section is under way.
+//! 2. `folded_up - folded_down` is the sum of the folded values of `up` less the sum of those of
 //!    `down`. A fold first moves the total, and then the limit. Between the two steps the word has
 //!    less headroom than its batch, however long the folding thread sleeps there. If both words of
-//!    a shard have moved past their marks, the smaller distance is *cancelled*: both marks move by
+//!    a shard have unfolded amounts, the smaller one is *cancelled*: both folded values move by
 //!    it, and no total does.
-//! 3. The value is the base, plus the sum of `up`, less the sum of `down`. Folds and gates do not
+//! 3. The value is the base, plus the sum of `up`, less the sum of `down`. Folds and freezes do not
 //!    change it.
 //!
-//! # The gate
+//! # The freeze
 //!
-//! [`gate`](Shards::gate) takes [`GATE`] from every limit. Every add that begins later fails, and
-//! goes to the counter's base. A word whose add had begun may still move once. After
+//! [`freeze`](Shards::freeze) takes [`FREEZE`] from every limit. Every add that begins later fails,
+//! and goes to the counter's base. A word whose add had begun may still move once. After
 //! [`quiesce`](Shards::quiesce) no word moves.
 //!
-//! Several gates may be closed at once, by different threads, or by a signal handler and the thread
-//! that it interrupted: each takes its own [`GATE`]. Without gates, a word's headroom is from 0 to
-//! the batch, which is below [`GATE`]. So the distance from a word to its limit, modulo [`GATE`],
-//! is the headroom that the word has when all gates are open again.
+//! A counter may be frozen several times at once, by different threads, or by a signal handler and
+//! the thread that it interrupted: each takes its own [`FREEZE`]. Without a freeze, a word's
+//! headroom is from 0 to the batch, which is below [`FREEZE`]. So the distance from a word to its
+//! limit, modulo [`FREEZE`], is the headroom that the word has after all freezes.
 
 use self::Direction::{Down, Up};
-use super::gate::Closed;
+use super::freeze::Frozen;
 use super::primitive::{can_fence, fence_is_refused, possible};
 use super::stripe::{self, AllHeld};
 use crate::counter_units::{self, shared, units, word_at};
@@ -67,10 +67,10 @@ use pinfold_rseq::MAX_INDEX;
 
 /// Bytes of a shard, and of a total.
 pub(crate) const SIZE: usize = 32;
-/// The largest batch: far below [`GATE`], so that a gate takes away all headroom.
+/// The largest batch: far below [`FREEZE`], so that a freeze takes away all headroom.
 pub(crate) const MAX_BATCH: u64 = 1 << 40;
-/// What a gate takes from a limit: a power of two, so that a distance modulo 2^64 keeps its rest.
-pub(super) const GATE: u64 = 1 << 44;
+/// What a freeze takes from a limit: a power of two, so that a distance modulo 2^64 keeps its rest.
+pub(super) const FREEZE: u64 = 1 << 44;
 
 /// The direction of an add. Each has a word in the shard, and a word in the total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,12 +106,12 @@ impl Direction {
 
 /// Bytes from a word to its limit.
 const LIMIT: usize = 8;
-/// Bytes from the beginning of a total to `granted`.
-const GRANTED: usize = 16;
+/// Bytes from the beginning of a total to `active`.
+const ACTIVE: usize = 16;
 
-/// The bits of `granted` that hold the batch. The number of granted shards is above them.
+/// The bits of `active` that hold the batch. The number of active shards is above them.
 const BATCH_BITS: u64 = (1 << 41) - 1;
-/// One granted shard in `granted`.
+/// One active shard in `active`.
 const ONE_SHARD: u64 = BATCH_BITS + 1;
 const _: () = assert!(MAX_BATCH <= BATCH_BITS && MAX_INDEX < 1 << 22);
 
@@ -146,7 +146,7 @@ impl Shards {
 
     /// Sets the batch of a fresh block, which no other thread knows yet.
     pub(crate) fn open(self, batch: u64) {
-        shared(self.offset + GRANTED).store(batch, Relaxed);
+        shared(self.offset + ACTIVE).store(batch, Relaxed);
     }
 
     pub(crate) fn offset(self) -> usize {
@@ -154,21 +154,21 @@ impl Shards {
     }
 
     pub(crate) fn batch(self) -> u64 {
-        shared(self.offset + GRANTED).load(Relaxed) & BATCH_BITS
+        shared(self.offset + ACTIVE).load(Relaxed) & BATCH_BITS
     }
 
-    /// Returns the drift: the sum of the batches of all granted shards.
+    /// Returns the drift: the sum of the batches of all active shards.
     pub(crate) fn drift(self) -> u64 {
-        // Acquire pairs with the releases in `grant` and `set_batch`: a thread that sees this drift
-        // also sees the folds that allowed it.
-        let granted = shared(self.offset + GRANTED).load(Acquire);
-        (granted / ONE_SHARD).saturating_mul(granted & BATCH_BITS)
+        // Acquire pairs with the releases in `activate` and `set_batch`: a thread that sees this
+        // drift also sees the folds that allowed it.
+        let active = shared(self.offset + ACTIVE).load(Acquire);
+        (active / ONE_SHARD).saturating_mul(active & BATCH_BITS)
     }
 
-    /// Sets the batch and the number of granted shards, and so the drift.
+    /// Sets the batch and the number of active shards, and so the drift.
     fn set_batch(self, _held: &AllHeld, shards: u64, batch: u64) {
         // Release: a thread that sees this drift sees the folds that allowed it.
-        shared(self.offset + GRANTED).store(shards * ONE_SHARD + batch, Release);
+        shared(self.offset + ACTIVE).store(shards * ONE_SHARD + batch, Release);
     }
 
     /// Adds `n`, which is at least 0, to this CPU's word of `direction`. Returns false if the word
@@ -207,7 +207,7 @@ impl Shards {
         sum
     }
 
-    /// Collects until no word has moved during a collection. This ends if a gate is closed.
+    /// Collects until no word has moved during a collection. This ends if the counter is frozen.
     pub(super) fn collect_at_rest(self) -> Moved {
         let mut before = self.collect();
         loop {
@@ -219,23 +219,23 @@ impl Shards {
         }
     }
 
-    /// Returns whether the shard was granted.
+    /// Returns whether the shard is active.
     ///
-    /// The four words of a granted shard without headroom can all be 0, after exactly 2^64 were
-    /// added there and as much was taken away. Such a shard is granted again. That moves both marks
-    /// by the same amount, and makes the drift too large.
-    pub(super) fn is_granted(self, unit: usize) -> bool {
+    /// The four words of a active shard without headroom can all be 0, after exactly 2^64 were
+    /// added there and as much was taken away. Such a shard is activated again. That moves both
+    /// folded values by the same amount, and makes the drift too large.
+    pub(super) fn is_active(self, unit: usize) -> bool {
         let mut words = (0..SIZE).step_by(8);
         words.any(|word| word_at(unit, self.offset + word).load(Relaxed) != 0)
     }
 
-    /// Returns the units whose shards are granted.
-    pub(super) fn granted(self) -> impl Iterator<Item = usize> {
-        counter_units::used().filter(move |&unit| self.is_granted(unit))
+    /// Returns the units whose shards are active.
+    pub(super) fn active(self) -> impl Iterator<Item = usize> {
+        counter_units::used().filter(move |&unit| self.is_active(unit))
     }
 
-    /// Returns how far a word is below its limit. More than [`GATE`], because the distance counts
-    /// modulo 2^64, if a gate is closed.
+    /// Returns how far a word is below its limit. More than [`FREEZE`], because the distance counts
+    /// modulo 2^64, if the shard is frozen.
     fn below_limit(self, unit: usize, direction: Direction) -> u64 {
         let word = self.offset + direction.word();
         let limit = word_at(unit, word + LIMIT).load(Relaxed);
@@ -244,19 +244,19 @@ impl Shards {
         limit.wrapping_sub(word_at(unit, word).load(Acquire))
     }
 
-    /// Returns whether a gate closes the shard of `unit`.
-    pub(super) fn is_closed(self, unit: usize) -> bool {
-        self.below_limit(unit, Up) >= GATE
+    /// Returns whether the shard of `unit` is frozen.
+    pub(super) fn is_frozen(self, unit: usize) -> bool {
+        self.below_limit(unit, Up) >= FREEZE
     }
 
-    /// Returns how far `up` and `down` are past their marks, whether gates are closed or not. The
+    /// Returns how far `up` and `down` are past their folded values, frozen or not. The
     /// caller holds the shard's lock. The words may still grow.
-    pub(super) fn past_marks(self, unit: usize) -> [u64; 2] {
+    pub(super) fn unfolded(self, unit: usize) -> [u64; 2] {
         let batch = self.batch();
-        [Up, Down].map(|direction| batch.wrapping_sub(self.below_limit(unit, direction) % GATE))
+        [Up, Down].map(|direction| batch.wrapping_sub(self.below_limit(unit, direction) % FREEZE))
     }
 
-    /// Moves a limit by `by`, whether gates are closed or not.
+    /// Moves a limit by `by`, whether the shard is frozen or not.
     pub(super) fn move_limit(self, unit: usize, direction: Direction, by: u64) {
         // Release: a section that sees this limit sees the drift or the total that allowed it.
         word_at(unit, self.offset + direction.word() + LIMIT).fetch_add(by, Release);
@@ -268,10 +268,10 @@ impl Shards {
         self.move_limit(unit, Up, by);
     }
 
-    /// Grants the shard of `unit`. The caller holds its lock.
-    pub(super) fn grant(self, _held: &impl Sized, unit: usize, batch: u64) {
+    /// Activates the shard of `unit`. The caller holds its lock.
+    pub(super) fn activate(self, _held: &impl Sized, unit: usize, batch: u64) {
         // Raises the drift first, so that a shard never has headroom that the drift does not count.
-        shared(self.offset + GRANTED).fetch_add(ONE_SHARD, AcqRel);
+        shared(self.offset + ACTIVE).fetch_add(ONE_SHARD, AcqRel);
         self.move_limits(unit, batch);
     }
 
@@ -279,7 +279,7 @@ impl Shards {
     /// `unit`, with a drift of at most `most`.
     pub(super) fn wants_another_batch(self, unit: usize, most: u64) -> bool {
         let (batch, drift) = (self.batch(), self.drift());
-        if self.is_granted(unit) {
+        if self.is_active(unit) {
             batch < MAX_BATCH && drift.saturating_mul(2) <= most
         } else {
             // Without a fence, a batch that is too large for one more shard cannot be lowered.
@@ -290,15 +290,15 @@ impl Shards {
     /// Chooses a batch that allows an add of `n` on `unit`, while the drift stays at most
     /// `most`. Returns false if there is no such batch.
     ///
-    /// 1. Halves the batch until the batches of all granted shards, and of `unit`'s if that is new,
+    /// 1. Halves the batch until the batches of all active shards, and of `unit`'s if that is new,
     ///    fit into `most`. Lowering the batch needs a fence.
-    /// 2. Doubles the batch if `most` allows and the shard was granted before, because such a shard
+    /// 2. Doubles the batch if `most` allows and the shard was active before, because such a shard
     ///    has used up its batch.
     /// 3. Doubles the batch until `n` fits, as far as `most` allows.
-    /// 4. Grants the shard of `unit` if that is new.
+    /// 4. Activates the shard of `unit` if that is new.
     pub(super) fn fit_batch(self, held: &AllHeld, unit: usize, n: u64, most: u64) -> bool {
-        let granted = self.is_granted(unit);
-        let shards = self.granted().count() as u64 + u64::from(!granted);
+        let was_active = self.is_active(unit);
+        let shards = self.active().count() as u64 + u64::from(!was_active);
         let fits = |batch: u64| batch <= MAX_BATCH && shards.saturating_mul(batch) <= most;
         // If a batch exceeds one CPU's share of the drift, it must be lowered when another CPU
         // begins to use the counter. That needs a fence.
@@ -311,7 +311,7 @@ impl Shards {
         if !fits(batch) || (batch < self.batch() && !self.lower(held, batch)) {
             return false;
         }
-        if granted && may_widen(batch * 2) {
+        if was_active && may_widen(batch * 2) {
             batch *= 2;
         }
         while batch < n && may_widen(batch * 2) {
@@ -320,9 +320,9 @@ impl Shards {
         if batch > self.batch() {
             self.raise(held, batch);
         }
-        // Grants the shard here: the sum of all batches is known only while all locks are held.
-        if !granted {
-            self.grant(held, unit, batch);
+        // Activates the shard here: the sum of all batches is known only while all locks are held.
+        if !was_active {
+            self.activate(held, unit, batch);
         }
         n <= batch
     }
@@ -330,15 +330,15 @@ impl Shards {
     /// Raises the batch: first the drift, and then the limits.
     pub(super) fn raise(self, held: &AllHeld, batch: u64) {
         let more = batch - self.batch();
-        let shards = self.granted().count() as u64;
+        let shards = self.active().count() as u64;
         self.set_batch(held, shards, batch);
-        self.granted().for_each(|unit| self.move_limits(unit, more));
+        self.active().for_each(|unit| self.move_limits(unit, more));
     }
 
     /// Lowers the batch. Returns false, with nothing changed, if the fence fails.
     ///
-    /// 1. Closes a gate, and waits until no section is under way.
-    /// 2. Folds all shards, with limits that are the new batch ahead of the marks.
+    /// 1. Freezes the counter, and waits until no section is under way.
+    /// 2. Folds all shards, with limits that are the new batch ahead of the folded values.
     /// 3. Adds 1 to both totals, and stores the smaller drift.
     pub(super) fn lower(self, held: &AllHeld, batch: u64) -> bool {
         self.lower_after(held, batch, Shards::quiesce)
@@ -353,8 +353,8 @@ impl Shards {
         batch: u64,
         quiesce: impl FnOnce(Shards) -> bool,
     ) -> bool {
-        let mut closed = Closed::none();
-        let _gate = self.gate(&mut closed);
+        let mut frozen = Frozen::none();
+        let _freeze = self.freeze(&mut frozen);
         let quiet = quiesce(self);
         if quiet {
             let shards = self.fold_all(held, batch) as u64;
@@ -368,16 +368,16 @@ impl Shards {
         quiet
     }
 
-    /// Moves a shard's marks up to its words, and puts the limits a batch of `batch` ahead of the
-    /// marks. Returns whether the marks were behind.
+    /// Folds all that the words of a shard have moved, and puts the limits a batch of `batch`
+    /// ahead. Returns whether the words had moved.
     ///
-    /// The smaller of the words' distances past their marks is cancelled. One limit is raised
+    /// The smaller of the two unfolded amounts is cancelled. One limit is raised
     /// before the other, and its word may then grow at once. The error bound still holds: the other
-    /// word has already moved as far, and never goes back. So the difference of the two distances
+    /// word has already moved as far, and never goes back. So the difference of the two amounts
     /// stays within the batch.
     pub(super) fn fold_unit(self, _held: &impl Sized, unit: usize, batch: u64) -> bool {
         let wider = batch.wrapping_sub(self.batch());
-        let [up, down] = self.past_marks(unit);
+        let [up, down] = self.unfolded(unit);
         let both = up.min(down);
         if both != 0 {
             self.move_limits(unit, both);
@@ -408,11 +408,11 @@ impl Shards {
 
     /// Folds the shard of `unit`. Returns whether it had moved.
     ///
-    /// Leaves out the shard if it is not granted, or if another thread holds its lock. Calls
+    /// Leaves out the shard if it is not active, or if another thread holds its lock. Calls
     /// `still_there` with the lock held, and does not touch the shard if that returns false.
     pub(super) fn fold_on(self, unit: usize, still_there: impl Fn() -> bool) -> bool {
         stripe::try_hold(unit, self.offset).is_some_and(|held| {
-            still_there() && self.is_granted(unit) && self.fold_unit(&held, unit, self.batch())
+            still_there() && self.is_active(unit) && self.fold_unit(&held, unit, self.batch())
         })
     }
 
@@ -421,7 +421,7 @@ impl Shards {
     ///
     /// A batch below the present one needs [`quiesce`](Self::quiesce) first.
     pub(super) fn fold_all(self, held: &AllHeld, batch: u64) -> usize {
-        let folded = self.granted().map(|unit| self.fold_unit(held, unit, batch));
+        let folded = self.active().map(|unit| self.fold_unit(held, unit, batch));
         folded.count()
     }
 }

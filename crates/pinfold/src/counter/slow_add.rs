@@ -8,49 +8,50 @@ use core::sync::atomic::Ordering::AcqRel;
 
 impl Shards {
     /// Gives the word of this CPU headroom for `n`, and then adds as [`add`](Self::add) does.
-    /// Grants the shard if `may_grant` is true and the shard is not granted yet.
+    /// Activates the shard if `may_activate` is true and the shard is not active yet.
     ///
-    /// Returns false if `n` is above the batch, if another thread holds the shard's lock, or if a
-    /// gate is closed.
+    /// Returns false if `n` is above the batch, if another thread holds the shard's lock, or if the
+    /// shard is frozen.
     #[cold]
     #[inline(never)]
-    pub(crate) fn add_slow(self, direction: Direction, n: i64, may_grant: bool) -> bool {
+    pub(crate) fn add_slow(self, direction: Direction, n: i64, may_activate: bool) -> bool {
         let fits = counter_units::install_here().is_some_and(|unit| {
-            stripe::try_hold(unit, self.offset())
-                .is_some_and(|held| self.make_headroom(&held, unit, direction, n as u64, may_grant))
+            stripe::try_hold(unit, self.offset()).is_some_and(|held| {
+                self.make_headroom(&held, unit, direction, n as u64, may_activate)
+            })
         });
         // By now the thread may be on another CPU, or other threads may have used the headroom.
         fits && self.add(direction, n)
     }
 
-    /// Gives the word of `direction` on `unit` headroom for `n`, if the batch allows. Grants the
+    /// Gives the word of `direction` on `unit` headroom for `n`, if the batch allows. Activates the
     /// shard, cancels or folds, with two atomic instructions.
     ///
-    /// Cancels if that gives enough headroom: moves both marks by the smaller of the words'
-    /// distances past their marks. If a CPU's additions and subtractions balance, no fold then
+    /// Cancels if that gives enough headroom: moves both folded values by the smaller
+    /// of the unfolded amounts. If a CPU's additions and subtractions balance, no fold then
     /// touches the total's cache line. Otherwise folds the word that needs headroom, and leaves the
-    /// opposite word as far past its mark as it is. Both steps are complete on their own: after
-    /// each, every word is within a batch of its mark.
+    /// opposite word as it is. Both steps are complete on their own: after each, every word is
+    /// within a batch of its folded value.
     fn make_headroom(
         self,
         held: &Held,
         unit: usize,
         direction: Direction,
         n: u64,
-        may_grant: bool,
+        may_activate: bool,
     ) -> bool {
         let batch = self.batch();
-        if n > batch || self.is_closed(unit) {
+        if n > batch || self.is_frozen(unit) {
             return false;
         }
-        if !self.is_granted(unit) {
-            if may_grant {
-                self.grant(held, unit, batch);
+        if !self.is_active(unit) {
+            if may_activate {
+                self.activate(held, unit, batch);
             }
-            return may_grant;
+            return may_activate;
         }
-        let past = self.past_marks(unit);
-        let (own, both) = (past[direction as usize], past[0].min(past[1]));
+        let unfolded = self.unfolded(unit);
+        let (own, both) = (unfolded[direction as usize], unfolded[0].min(unfolded[1]));
         if batch - (own - both) < n.max(batch / 2) {
             // A fold first raises the total, and then the limit.
             self.raise_total(direction, own);
@@ -61,14 +62,14 @@ impl Shards {
         true
     }
 
-    /// Folds the shard of the caller's CPU, if its words have moved a net `batch` or more past
-    /// their marks, and no other thread holds its lock.
+    /// Folds the shard of the caller's CPU, if its words have moved a net `batch` or more since
+    /// the last fold, and no other thread holds its lock.
     pub(super) fn fold_here(self, batch: u64) {
         let Some(unit) = counter_units::install_here() else {
             return;
         };
-        let [up, down] = self.past_marks(unit);
-        if self.is_granted(unit)
+        let [up, down] = self.unfolded(unit);
+        if self.is_active(unit)
             && (up.wrapping_sub(down) as i64).unsigned_abs() >= batch
             && let Some(held) = stripe::try_hold(unit, self.offset())
         {

@@ -16,7 +16,7 @@
 //! for the frame that it interrupted, if that frame holds one of the locks.
 //!
 //! A lock's word is 0, or the thread pointer of the holder. A holder folds a few words, or keeps a
-//! gate closed for some microseconds.
+//! counter frozen for some microseconds.
 
 use super::shards::SIZE;
 use crate::topology::bits;
@@ -156,7 +156,7 @@ pub(super) fn is_held_by(thread: u64) -> bool {
     ALL.iter().take(lines()).any(|line| line.0.iter().any(held))
 }
 
-/// Takes every lock for a fork, so that the child inherits no fold and no gate that is under way.
+/// Takes every lock for a fork, so that the child inherits no fold and no freeze that is under way.
 ///
 /// A signal handler may fork. A lock that the interrupted frame holds stays with that frame, which
 /// goes on in both processes.

@@ -110,9 +110,10 @@ fn fold_watched_in(unit: usize, watched: &[AtomicU64]) -> usize {
 /// Returns whether a fold of the shard would change a total, by a look at one cache line. The look
 /// takes no lock and writes nothing.
 ///
-/// Both limits are the same distance ahead of their marks, and a gate takes the same from both. So
-/// if both words have the same headroom, they have moved past their marks by the same distance, and
-/// the totals already have the right difference. A shard that was never used is all zeroes.
+/// Both limits are the same distance ahead of their folded values, and a freeze takes the same from
+/// both. So if both words have the same headroom, they have moved by the same distance since the
+/// last fold, and the totals already have the right difference. A shard that was never used is all
+/// zeroes.
 ///
 /// The look may see a word before an add and a limit after a fold. Then the fold finds nothing to
 /// do, or the next look finds what is left.
@@ -125,7 +126,7 @@ fn has_moved([up, up_limit, down, down_limit]: &[AtomicU64; 4]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::shards::GATE;
+    use super::super::shards::FREEZE;
     use super::*;
 
     /// Returns whether a shard with this headroom has moved, for words near the end of their range.
@@ -143,7 +144,7 @@ mod tests {
         assert!(moved(0, BATCH) && moved(BATCH, 0));
         // What went up and what went down cancel each other.
         assert!(!moved(BATCH - 7, BATCH - 7));
-        for less in [GATE, 3 * GATE] {
+        for less in [FREEZE, 3 * FREEZE] {
             let [whole, used] = [BATCH, BATCH - 9].map(|headroom| headroom.wrapping_sub(less));
             assert!(!moved(whole, whole) && moved(used, whole) && moved(whole, used));
         }

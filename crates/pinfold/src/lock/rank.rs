@@ -50,9 +50,9 @@ pub enum Rank {
     Policies,
     /// The counters that other processes can see. A holder takes no other lock.
     Shown,
-    /// The counters' gates, which are no locks. A fork waits here until no other thread keeps a
-    /// gate closed, and must already hold the locks then (module `counter::gates`).
-    Gates,
+    /// The threads that keep a counter frozen, which are no locks. A fork waits here until there is
+    /// no other such thread, and must already hold the locks then (module `counter::freezers`).
+    Freezers,
     /// The shepherd's threads, which a child does not have.
     Shepherd,
     /// The program's threads, which `pinfold-malloc` counts. A child has one.

@@ -20,7 +20,7 @@
 //! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all` | `28afadc38d3470b2` |
 //! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all_but` | `0417cef87b8b5373` |
 //! | `pause` | `pinfold/src/counter/stripe.rs` `pause` | `5b12a7d1db03c34b` |
-//! | `enter` | `pinfold/src/counter/gates.rs` `enter` | `8abc774348515889` |
+//! | `enter` | `pinfold/src/counter/freezers.rs` `enter` | `8abc774348515889` |
 //! | `leave_adders_alone` | `pinfold/src/counter/pace.rs` `leave_adders_alone` | `c313523c9dfe7af3` |
 
 #[path = "../../src/counter/error.rs"]
@@ -33,8 +33,8 @@ mod fork {
         f()
     }
 }
-#[path = "../../src/counter/gate.rs"]
-mod gate;
+#[path = "../../src/counter/freeze.rs"]
+mod freeze;
 #[path = "../../src/counter/read.rs"]
 mod read;
 #[path = "../../src/counter/shards.rs"]
@@ -105,16 +105,16 @@ impl PerCpuCounter {
         move_to(NOWHERE);
     }
 
-    /// Grants the shards of all CPUs.
-    pub fn grant_all(&self) {
+    /// Activates the shards of all CPUs.
+    pub fn activate_all(&self) {
         let held = self.hold_all();
         let shards = self.of();
-        counter_units::used().for_each(|unit| shards.grant(&held, unit, shards.batch()));
+        counter_units::used().for_each(|unit| shards.activate(&held, unit, shards.batch()));
     }
 
-    /// Sums with a gate closed.
-    pub fn gated(&self) -> i64 {
-        self.sum_gated(self.of())
+    /// Sums while the counter is frozen.
+    pub fn sum_frozen_now(&self) -> i64 {
+        self.sum_frozen(self.of())
     }
 
     /// Returns the sum if no word moved during the call.
@@ -216,8 +216,8 @@ mod stripe {
     }
 }
 
-/// Stands for `counter/gates.rs`: no thread forks.
-mod gates {
+/// Stands for `counter/freezers.rs`: no thread forks.
+mod freezers {
     pub fn enter() -> Option<()> {
         Some(())
     }

@@ -182,7 +182,7 @@ impl Units {
     }
 
     /// Waits until each CPU was seen outside of a section. A section that begins later finds the
-    /// gate.
+    /// lower limit.
     pub fn quiesce(&self, cpus: usize) -> Result<(), ()> {
         if fault() == Fault::NoFence {
             return Ok(());

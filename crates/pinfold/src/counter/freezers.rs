@@ -1,17 +1,17 @@
-//! Tracks the threads that keep a gate closed without a lock, so that `fork` never copies a closed
-//! gate.
+//! Tracks the threads that keep a counter frozen without a lock, so that `fork` never copies a
+//! frozen counter.
 //!
-//! A gate that another thread keeps closed at the moment of a fork would stay closed in the child,
+//! A counter that another thread has frozen at the moment of a fork would stay frozen in the child,
 //! which does not have that thread. So threads that sum and threads that fork tell each other by
 //! two kinds of words:
 //!
-//! 1. A thread that sums writes its thread pointer into a slot of [`HERE`] before it closes a gate.
-//!    It clears the slot once the gate is open again.
+//! 1. A thread that sums writes its thread pointer into a slot of [`HERE`] before it freezes a
+//!    counter. It clears the slot after the freeze.
 //! 2. A thread that forks writes its thread pointer into [`FORKING`]. Then it waits until no slot
 //!    names another thread. A thread that sums and finds another thread's fork in [`FORKING`]
-//!    closes no gate.
+//!    freezes no counter.
 //!
-//! A handler may sum in a thread that is already in [`HERE`]. It may close its own gate at once,
+//! A handler may sum in a thread that is already in [`HERE`]. It may freeze a counter at once,
 //! because the fork waits for the interrupted frame anyway.
 //!
 //! A forking thread takes all its other locks before it waits here. So it never waits here for a
@@ -22,20 +22,20 @@ use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use pinfold_rseq::thread_pointer;
 
-/// The maximum number of threads that keep a gate closed at once. A sum in a further thread goes on
-/// collecting until its thread can close a gate.
+/// The maximum number of threads that keep a counter frozen at once. A sum in a further thread goes
+/// on collecting until its thread can freeze its counter.
 const SLOTS: usize = 64;
-/// The thread pointers of the threads that may keep a gate closed. A free slot is 0.
+/// The thread pointers of the threads that may keep a counter frozen. A free slot is 0.
 static HERE: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 /// The thread pointer of the forking thread, or 0.
 static FORKING: AtomicU64 = AtomicU64::new(0);
 
-/// Permission to close gates, until dropped. Holds the thread's slot, or `None` if the thread had
-/// permission before.
+/// Permission to freeze counters, until dropped. Holds the thread's slot, or `None` if the thread
+/// had permission before.
 pub(super) struct Pass(Option<&'static AtomicU64>);
 
-/// Returns permission to close gates. Returns `None` while another thread forks, and when all slots
-/// are taken.
+/// Returns permission to freeze counters. Returns `None` while another thread forks, and when all
+/// slots are taken.
 pub(super) fn enter() -> Option<Pass> {
     let me = thread_pointer() as u64;
     if FORKING.load(Relaxed) == me || HERE.iter().any(|slot| slot.load(Relaxed) == me) {
@@ -55,13 +55,14 @@ impl Drop for Pass {
     fn drop(&mut self) {
         if let Some(slot) = self.0 {
             // Release pairs with the load in `fork_prepare`: a forking thread that sees the slot
-            // free also sees the gate open.
+            // free also sees the end of the freeze.
             slot.store(0, Release);
         }
     }
 }
 
-/// Waits until no other thread keeps a gate closed, and prevents other threads from closing one.
+/// Waits until no other thread keeps a counter frozen, and prevents other threads from freezing
+/// one.
 ///
 /// The caller holds all locks of [`stripe`](super::stripe), so only one fork runs at a time.
 pub(super) fn fork_prepare() {
@@ -86,7 +87,7 @@ pub(super) fn fork_child() {
     }
 }
 
-/// Lets other threads close gates again, in the parent and in the child.
+/// Lets other threads freeze counters again, in the parent and in the child.
 pub(super) fn fork_done() {
     // Release pairs with the last load in `enter`: a thread that sees the end of the fork also sees
     // the slots that `fork_child` cleared.
