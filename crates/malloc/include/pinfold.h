@@ -751,9 +751,9 @@ size_t pinfold_caches_for_each(void (*each)(const struct pinfold_cache_info *inf
  * batch makes adds cheaper and reads less exact. Batches are from 1 to 2^40. The value wraps around
  * at 2^63. After fork the child goes on with copies.
  *
- * Signal handlers may add, read and sum. They must not create or destroy a counter, set or swap its
- * value, add with a limit, or change a batch. Adding and reading never fail. If there is no memory
- * for a counter's words, the counter works as one atomic.
+ * Signal handlers may add, also with a limit, read and sum. They must not create or destroy a
+ * counter, set or swap its value, or change a batch. Adding and reading never fail. If there is no
+ * memory for a counter's words, the counter works as one atomic.
  *
  * The child of a vfork must not count. It shares the parent's memory, but the kernel does not
  * protect its counting from the parent's threads: counts of the child and of the parent may be
@@ -868,8 +868,9 @@ int pinfold_counter_compare(const struct pinfold_counter *counter, int64_t with)
  *
  * Returns whether it added; always true for an amount of 0. Exact, even if other threads add
  * meanwhile. It takes the counter's locks, unless the value is beyond the limit by more than the
- * error bound. If it cannot decide near the limit, it interrupts the CPUs. If the kernel cannot
- * fence, it may refuse an amount that is smaller than the amounts that the CPUs keep to themselves.
+ * error bound. If it cannot decide near the limit, it interrupts the CPUs. It may refuse an amount
+ * that fits in two cases: in a signal handler that interrupted a function of this library, and near
+ * the limit if the kernel cannot fence.
  */
 bool pinfold_counter_limited_add(struct pinfold_counter *counter, int64_t limit, int64_t amount);
 

@@ -18,12 +18,26 @@ pinfold::vmstat_items! { enum Item { Here = "here" } }
 static COUNTER: PerCpuCounter = PerCpuCounter::new();
 static SMALL: PerCpuCounter = PerCpuCounter::new().with_batch(3);
 static DRIFTING: PerCpuCounter = PerCpuCounter::new().with_max_drift(100);
+static LIMITED: PerCpuCounter = PerCpuCounter::new().with_batch(8);
 static EVENTS: EventCounter = EventCounter::new();
 static ITEMS: VmStat<Item> = VmStat::new();
 
 static HANDLED: AtomicU64 = AtomicU64::new(0);
 /// The sum of what the handlers have added to each counter.
 static ADDED: AtomicI64 = AtomicI64::new(0);
+/// The number of limited adds that were not refused, less what was taken away again.
+static WITHIN: AtomicI64 = AtomicI64::new(0);
+
+/// Adds within a limit, and subtracts within the batch. The value must never pass the limit.
+fn add_within_limit() {
+    const LIMIT: i64 = 100;
+    if LIMITED.limited_add(LIMIT, 1) {
+        assert!(WITHIN.fetch_add(1, SeqCst) < LIMIT);
+    } else {
+        WITHIN.fetch_sub(1, SeqCst);
+        LIMITED.dec();
+    }
+}
 
 /// Adds to the counters that the interrupted code uses, by amounts within and above the batch. In
 /// every 16th call also reads, sums and folds them.
@@ -40,6 +54,7 @@ extern "C" fn on_timer(_: libc::c_int) {
     }
     ITEMS.add(Zone::normal(0), Item::Here, n);
     ADDED.fetch_add(n, Relaxed);
+    add_within_limit();
     EVENTS.inc();
     if turn.is_multiple_of(16) {
         for counter in [&COUNTER, &SMALL, &DRIFTING] {
@@ -69,6 +84,7 @@ fn handlers_nested_in_increments_lose_nothing() {
                             }
                             ITEMS.add(Zone::normal(0), Item::Here, n);
                             EVENTS.inc();
+                            add_within_limit();
                             added += n;
                             events += 1;
                         }
@@ -99,6 +115,7 @@ fn handlers_nested_in_increments_lose_nothing() {
     assert_eq!(ITEMS.sum(Item::Here), truth);
     assert!(ITEMS.read(Item::Here).abs_diff(truth) <= ITEMS.error_bound(Item::Here));
     assert_eq!(EVENTS.sum(), events + handled);
+    assert_eq!(LIMITED.sum(), WITHIN.load(SeqCst));
 }
 
 /// Returns whether folding makes the counter read as `value`. One fold is enough, unless a thread

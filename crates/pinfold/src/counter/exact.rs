@@ -140,12 +140,13 @@ impl PerCpuCounter {
     /// | distance | cost |
     /// |---|---|
     /// | beyond the limit by more than [`error_bound`](Self::error_bound) | a [`read`](Self::read) |
-    /// | within the limit by more than that | the counter's locks: one for each possible CPU, at most 64 |
+    /// | within the limit by more than that | the counter's locks, at most 64 |
     /// | nearer | the locks, while adds go to the base for a moment |
     /// | too close to decide even then | a fence: an interrupt to each CPU that runs this process |
     ///
-    /// Not for signal handlers. If the fence fails, the call may refuse although the amount fits.
-    /// It does so only if less than the batches of all CPUs together is left to the limit.
+    /// The call may refuse although the amount fits in two cases: in a signal handler that
+    /// interrupted a slow path of this library, and near the limit if the fence fails. Near means
+    /// that less than the batches of all CPUs together is left.
     ///
     /// ```
     /// use pinfold::counter::PerCpuCounter;
@@ -167,7 +168,9 @@ impl PerCpuCounter {
         let Some(shards) = self.shards_or_alloc() else {
             return self.add_base_within(0, limit, amount);
         };
-        let _held = stripe::hold_all(shards.offset());
+        let Some(_held) = stripe::hold_all_or_refuse(shards.offset()) else {
+            return false;
+        };
         // While the locks are held, no total moves and no limit is raised. So the value stays
         // within the drift of the base and the totals.
         let farthest = (shards.folded().net()).wrapping_add(slack(shards.drift(), amount));

@@ -28,7 +28,7 @@ pub(crate) fn register() -> bool {
         Hooks {
             rank: Rank::Freezers,
             taken: Taken::Other {
-                is_held_by: |_| false,
+                is_held_by: freezers::is_held_by,
                 before: freezers::fork_prepare,
                 after: freezers::fork_done,
             },

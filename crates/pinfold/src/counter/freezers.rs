@@ -38,7 +38,7 @@ pub(super) struct Pass(Option<&'static AtomicU64>);
 /// slots are taken.
 pub(super) fn enter() -> Option<Pass> {
     let me = thread_pointer() as u64;
-    if FORKING.load(Relaxed) == me || HERE.iter().any(|slot| slot.load(Relaxed) == me) {
+    if FORKING.load(Relaxed) == me || is_held_by(me) {
         return Some(Pass(None));
     }
     if FORKING.load(Relaxed) != 0 {
@@ -49,6 +49,12 @@ pub(super) fn enter() -> Option<Pass> {
     // Sequentially consistent, as in `fork_prepare`: either the forking thread sees the slot, or
     // this thread sees the forking thread.
     (pass.0.is_some() && FORKING.load(SeqCst) == 0).then_some(pass)
+}
+
+/// Returns whether the thread with thread pointer `thread` may keep a counter frozen. A fork waits
+/// for that thread, so a handler that interrupted it must not wait for the fork.
+pub(super) fn is_held_by(thread: u64) -> bool {
+    HERE.iter().any(|slot| slot.load(Relaxed) == thread)
 }
 
 impl Drop for Pass {

@@ -10,13 +10,14 @@
 //! | `down` | all that was taken away | `active` | the number of active shards, and the batch |
 //! | `down_limit` | how far `down` may go | | unused |
 //!
-//! The *base* is an atomic in the counter's handle.
-//! Adds that use no shard go there. A *fold* adds to the total how far a word has moved since the
-//! last fold, and raises the word's limit. The other terms:
+//! The *base* is an atomic in the counter's handle. Adds that use no shard go there. A *fold* adds
+//! to the total how far a word has moved since the last fold, and raises the word's limit. The
+//! other terms:
 //!
 //! * A word's *folded value* says how much of the word has been folded. It is the word's limit less
 //!   the batch.
-//! * The *batch* is how far a word may go past its folded value.
+//! * A word's *unfolded* amount is how far it is past its folded value. The *batch* is the most
+//!   that it may be.
 //! * A word's *headroom* is how far it may grow before it reaches its limit.
 //! * A shard is *active* once the slow path has counted it in `active` and set its limits. Before
 //!   that, its four words are zero, and no add can succeed there.
@@ -287,8 +288,8 @@ impl Shards {
         }
     }
 
-    /// Chooses a batch that allows an add of `n` on `unit`, while the drift stays at most
-    /// `most`. Returns false if there is no such batch.
+    /// Chooses a batch that allows an add of `n` on `unit`, if there is one with a drift of at most
+    /// `most`.
     ///
     /// 1. Halves the batch until the batches of all active shards, and of `unit`'s if that is new,
     ///    fit into `most`. Lowering the batch needs a fence.
@@ -296,7 +297,7 @@ impl Shards {
     ///    has used up its batch.
     /// 3. Doubles the batch until `n` fits, as far as `most` allows.
     /// 4. Activates the shard of `unit` if that is new.
-    pub(super) fn fit_batch(self, held: &AllHeld, unit: usize, n: u64, most: u64) -> bool {
+    pub(super) fn fit_batch(self, held: &AllHeld, unit: usize, n: u64, most: u64) {
         let was_active = self.is_active(unit);
         let shards = self.active().count() as u64 + u64::from(!was_active);
         let fits = |batch: u64| batch <= MAX_BATCH && shards.saturating_mul(batch) <= most;
@@ -309,7 +310,7 @@ impl Shards {
             batch /= 2;
         }
         if !fits(batch) || (batch < self.batch() && !self.lower(held, batch)) {
-            return false;
+            return;
         }
         if was_active && may_widen(batch * 2) {
             batch *= 2;
@@ -324,7 +325,6 @@ impl Shards {
         if !was_active {
             self.activate(held, unit, batch);
         }
-        n <= batch
     }
 
     /// Raises the batch: first the drift, and then the limits.

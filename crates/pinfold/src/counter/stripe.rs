@@ -8,17 +8,20 @@
 //! * An add or a fold tries one lock. If the lock is taken, the add goes to the shared base, and
 //!   the fold leaves the shard out.
 //! * `read`, `bounds` and `sum` take no lock.
-//! * `swap`, `set`, `set_batch`, `limited_add` and the drop of a counter wait for the locks of all
-//!   the counter's shards.
+//! * `limited_add` waits for the locks of all the counter's shards, but refuses if its thread holds
+//!   a lock for which others may wait.
+//! * `swap`, `set`, `set_batch` and the drop of a counter wait for the locks of all the counter's
+//!   shards.
 //!
-//! So a signal handler may add, read, sum and fold, whatever it interrupted: it never waits for a
-//! lock. The operations in the last item must not run in a signal handler. The handler would wait
-//! for the frame that it interrupted, if that frame holds one of the locks.
+//! So a signal handler may add, read, sum, fold and add within a limit, whatever it interrupted.
+//! The operations in the last item must not run in a signal handler. The handler would wait for the
+//! frame that it interrupted, if that frame holds one of the locks.
 //!
 //! A lock's word is 0, or the thread pointer of the holder. A holder folds a few words, or keeps a
 //! counter frozen for some microseconds.
 
 use super::shards::SIZE;
+use crate::lock::{Rank, is_any_held};
 use crate::topology::bits;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -109,6 +112,12 @@ pub(super) fn try_hold_all(offset: usize) -> Option<AllHeld> {
 /// interrupted.
 pub(super) fn hold_all(offset: usize) -> AllHeld {
     hold_all_but(offset, 0)
+}
+
+/// Takes the locks as [`hold_all`] does. Returns `None` if the thread would have to wait while it
+/// holds a lock of a counter or of a rank below, which happens only in a signal handler.
+pub(super) fn hold_all_or_refuse(offset: usize) -> Option<AllHeld> {
+    try_hold_all(offset).or_else(|| (!is_any_held(Rank::Shards)).then(|| hold_all(offset)))
 }
 
 /// Takes the locks as [`hold_all`] does, except those that the thread with thread pointer `owner`

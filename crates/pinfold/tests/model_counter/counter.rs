@@ -19,8 +19,9 @@
 //! | `try_hold_all` | `pinfold/src/counter/stripe.rs` `try_hold_all` | `3d3cb239b6165036` |
 //! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all` | `28afadc38d3470b2` |
 //! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all_but` | `0417cef87b8b5373` |
+//! | `hold_all_or_refuse` | `pinfold/src/counter/stripe.rs` `hold_all_or_refuse` | `ef215dcf719f8b88` |
 //! | `pause` | `pinfold/src/counter/stripe.rs` `pause` | `5b12a7d1db03c34b` |
-//! | `enter` | `pinfold/src/counter/freezers.rs` `enter` | `8abc774348515889` |
+//! | `enter` | `pinfold/src/counter/freezers.rs` `enter` | `27bcf2ef38ee956a` |
 //! | `leave_adders_alone` | `pinfold/src/counter/pace.rs` `leave_adders_alone` | `c313523c9dfe7af3` |
 
 #[path = "../../src/counter/error.rs"]
@@ -209,6 +210,10 @@ mod stripe {
             }
         };
         AllHeld(used().map(hold).collect())
+    }
+
+    pub fn hold_all_or_refuse(offset: usize) -> Option<AllHeld> {
+        Some(hold_all(offset))
     }
 
     pub fn pause(_looks: &mut u32) {
