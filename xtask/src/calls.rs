@@ -74,7 +74,7 @@ pub fn check(file: &Path, text: &str, faults: &mut Vec<String>) {
     let is_allocators = CRATES
         .iter()
         .any(|name| path.contains(&format!("crates/{name}/src/")));
-    let is_test = ["tests.rs", "units.rs", "speed.rs"]
+    let is_test = ["tests.rs", "units.rs"]
         .iter()
         .any(|end| path.ends_with(end));
     // The one place that calls the kernel by the C library, on processors without code of their
