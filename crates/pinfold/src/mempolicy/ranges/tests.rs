@@ -1,7 +1,5 @@
 use super::*;
 use crate::sys;
-use core::sync::atomic::AtomicBool;
-use core::sync::atomic::Ordering::{Relaxed, Release};
 use std::vec::Vec;
 
 type Map = Ranges<4>;
@@ -162,46 +160,6 @@ fn lookups_write_nothing() {
         place.drop_in_place();
         sys::unmap(place.as_ptr().cast(), size);
     }
-}
-
-/// While a writer moves the borders of ranges, readers always find each page covered, by words that
-/// belong together and that were set.
-#[test]
-fn readers_see_no_gap_and_nothing_torn() {
-    let map = Map::new();
-    let pages = 64;
-    map.set(0, pages, Some(&words(0))).unwrap();
-    let done = AtomicBool::new(false);
-    let newest = AtomicU64::new(0);
-    std::thread::scope(|scope| {
-        for thread in 0..2 {
-            let (map, done, newest) = (&map, &done, &newest);
-            scope.spawn(move || {
-                let mut page = thread;
-                while !done.load(Relaxed) {
-                    page = (page * 5 + 1) % pages;
-                    let got = map.lookup_all(page).expect("no range covers the page");
-                    assert_eq!(got, words(got[0]));
-                    assert!(got[0] <= newest.load(Relaxed) + 1);
-                }
-            });
-        }
-        let rounds = if cfg!(debug_assertions) {
-            30_000
-        } else {
-            300_000
-        };
-        for round in 1..rounds {
-            let start = round * 7 % pages;
-            let end = (start + 1 + round % 13).min(pages);
-            map.set(start, end, Some(&words(round))).unwrap();
-            newest.store(round, Release);
-            if round % 50 == 0 {
-                map.set(0, pages, Some(&words(round))).unwrap();
-            }
-        }
-        done.store(true, Relaxed);
-    });
 }
 
 /// Thousands of ranges against an ordinary map from each page to its number, with changes of single
