@@ -4,7 +4,7 @@ use core::ffi::CStr;
 use core::fmt;
 
 /// A text of fewer than `N` bytes. A NUL is behind it.
-#[derive(Debug)]
+#[derive(Clone)]
 pub struct Text<const N: usize> {
     bytes: [u8; N],
     length: usize,
@@ -61,6 +61,12 @@ impl<const N: usize> Text<N> {
     pub(crate) fn truncate(&mut self, length: usize) {
         self.length = length;
         self.bytes[length] = 0;
+    }
+}
+
+impl<const N: usize> fmt::Debug for Text<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.get().escape_ascii())
     }
 }
 

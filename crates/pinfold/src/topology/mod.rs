@@ -9,7 +9,6 @@ mod affinity;
 pub(crate) mod cgroup;
 pub(crate) mod facts;
 mod list;
-mod root;
 mod set;
 
 pub(crate) use affinity::affinity_of;
@@ -24,7 +23,6 @@ use crate::sys::{self, FileError, Text, read_file_below};
 use core::ffi::CStr;
 use core::fmt;
 use pinfold_rseq::MAX_INDEX;
-use root::Root;
 use set::number;
 
 /// CPU numbers are below this.
@@ -111,7 +109,7 @@ pub struct Topology {
     /// Nodes that have memory.
     pub with_memory: NodeSet,
     /// The folder with the machine's files: `/`, except in tests.
-    root: Root,
+    root: Text<1024>,
 }
 
 impl Topology {
@@ -157,6 +155,12 @@ impl Topology {
         if with_memory.is_empty() {
             with_memory = nodes.clone();
         }
+        let mut path = Text::new();
+        if !path.push(root) {
+            // The system finds no file by an empty path, and this path ends at its NUL. So reads
+            // below a path that is too long find no files.
+            path.push(b"\0");
+        }
         let cgroup = cgroup_cpus(root)?.unwrap_or_else(|| online.clone());
         Ok(Topology {
             allowed: online.and(&cgroup),
@@ -166,13 +170,13 @@ impl Topology {
             nohz_full,
             nodes,
             with_memory,
-            root: Root::new(root),
+            root: path,
         })
     }
 
     /// Returns the folder with the machine's files.
     pub(crate) fn root(&self) -> &[u8] {
-        self.root.path()
+        self.root.get()
     }
 
     /// Returns the CPUs that background work should run on: the allowed CPUs that are neither
