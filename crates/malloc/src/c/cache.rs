@@ -173,10 +173,12 @@ pub unsafe extern "C" fn pinfold_cache_alloc(this: *const CCache) -> *mut c_void
 }
 
 // The slow paths are `extern "C"` and cannot unwind, so the fast paths may end in a jump to them.
+// These and the fast paths take pointers: with a reference, the compiler would load the cache's
+// fields before the jump.
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn alloc_slow(this: *const CCache) -> *mut c_void {
-    // SAFETY: the caller promises a cache that has not been destroyed.
+    // SAFETY: the caller passes a cache that has not been destroyed.
     address_or_enomem(unsafe { (*this).cache.alloc() })
 }
 
@@ -187,9 +189,8 @@ unsafe extern "C" fn alloc_slow(this: *const CCache) -> *mut c_void {
 ///
 /// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_zalloc(this: *const CCache) -> *mut c_void {
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    let (size, constructed) = unsafe { ((*this).size, (*this).constructed) };
+pub unsafe extern "C" fn pinfold_cache_zalloc(this: &CCache) -> *mut c_void {
+    let (size, constructed) = (this.size, this.constructed);
     if constructed {
         return null_with(libc::EINVAL);
     }
@@ -210,7 +211,7 @@ pub unsafe extern "C" fn pinfold_cache_zalloc(this: *const CCache) -> *mut c_voi
 ///
 /// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_alloc_node(this: *const CCache, node: c_int) -> *mut c_void {
+pub unsafe extern "C" fn pinfold_cache_alloc_node(this: &CCache, node: c_int) -> *mut c_void {
     if node == -1 {
         // SAFETY: the caller promises a cache that has not been destroyed.
         return unsafe { pinfold_cache_alloc(this) };
@@ -218,8 +219,7 @@ pub unsafe extern "C" fn pinfold_cache_alloc_node(this: *const CCache, node: c_i
     let Ok(node) = usize::try_from(node) else {
         return null_with(libc::EINVAL);
     };
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    address_or_enomem(unsafe { (*this).cache.alloc_node(node) })
+    address_or_enomem(this.cache.alloc_node(node))
 }
 
 /// Allocates an object in the memory of node `node` only (`kmem_cache_alloc_node` with
@@ -230,15 +230,11 @@ pub unsafe extern "C" fn pinfold_cache_alloc_node(this: *const CCache, node: c_i
 ///
 /// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_alloc_node_exact(
-    this: *const CCache,
-    node: c_int,
-) -> *mut c_void {
+pub unsafe extern "C" fn pinfold_cache_alloc_node_exact(this: &CCache, node: c_int) -> *mut c_void {
     let Ok(node) = usize::try_from(node) else {
         return null_with(libc::EINVAL);
     };
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    address_or_enomem(unsafe { (*this).cache.alloc_node_exact(node) })
+    address_or_enomem(this.cache.alloc_node_exact(node))
 }
 
 /// Frees an object (`kmem_cache_free`), or does nothing for null. Costs one critical section.
@@ -280,7 +276,7 @@ unsafe extern "C" fn free_slow(this: *const CCache, object: NonNull<u8>) {
 /// pointers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_alloc_bulk(
-    this: *const CCache,
+    this: &CCache,
     count: usize,
     objects: *mut *mut c_void,
 ) -> usize {
@@ -293,8 +289,7 @@ pub unsafe extern "C" fn pinfold_cache_alloc_bulk(
         objects.write_bytes(0, count);
         core::slice::from_raw_parts_mut(objects.cast(), count)
     };
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    let got = unsafe { (*this).cache.alloc_bulk(objects) };
+    let got = this.cache.alloc_bulk(objects);
     if got < count {
         set_errno(libc::ENOMEM);
     }
@@ -309,7 +304,7 @@ pub unsafe extern "C" fn pinfold_cache_alloc_bulk(
 /// pointers. Each points to an object of this cache that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_free_bulk(
-    this: *const CCache,
+    this: &CCache,
     count: usize,
     objects: *const *mut c_void,
 ) {
@@ -317,7 +312,7 @@ pub unsafe extern "C" fn pinfold_cache_free_bulk(
         // SAFETY: the caller promises `count` pointers to objects of this cache, and gives them up.
         unsafe {
             let objects = core::slice::from_raw_parts(objects.cast(), count);
-            (*this).cache.free_bulk(objects);
+            this.cache.free_bulk(objects);
         }
     }
 }
@@ -332,9 +327,8 @@ pub unsafe extern "C" fn pinfold_cache_free_bulk(
 ///
 /// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_shrink(this: *const CCache) -> isize {
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    match unsafe { (*this).cache.shrink() } {
+pub unsafe extern "C" fn pinfold_cache_shrink(this: &CCache) -> isize {
+    match this.cache.shrink() {
         Ok(slabs) => slabs as isize,
         Err(error) => failed(error.as_errno()) as isize,
     }
@@ -347,9 +341,8 @@ pub unsafe extern "C" fn pinfold_cache_shrink(this: *const CCache) -> isize {
 ///
 /// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_set_sheaf_capacity(this: *const CCache, objects: usize) {
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    unsafe { (*this).cache.set_sheaf_capacity(objects) };
+pub unsafe extern "C" fn pinfold_cache_set_sheaf_capacity(this: &CCache, objects: usize) {
+    this.cache.set_sheaf_capacity(objects);
 }
 
 /// Sets how many bytes the sheaves of all caches together may hold on one CPU.
@@ -382,14 +375,13 @@ unsafe fn teller(each: Option<Each>, context: *mut c_void) -> impl FnMut(&Report
 /// `context`, and does not unwind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_validate(
-    this: *const CCache,
+    this: &CCache,
     each: Option<Each>,
     context: *mut c_void,
 ) -> usize {
     let mut told = false;
-    // SAFETY: the caller promises a cache that has not been destroyed, and a callback that takes
-    // `context`.
-    let (this, mut teller) = unsafe { (&*this, teller(each, context)) };
+    // SAFETY: the caller promises a callback that takes `context`.
+    let mut teller = unsafe { teller(each, context) };
     let outcome = this.cache.validate_with(|report| {
         told = true;
         teller(report);
@@ -418,13 +410,12 @@ pub unsafe extern "C" fn pinfold_cache_validate(
 /// `context`, and does not unwind.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_leaks(
-    this: *const CCache,
+    this: &CCache,
     each: Option<Each>,
     context: *mut c_void,
 ) -> usize {
-    // SAFETY: the caller promises a cache that has not been destroyed, and a callback that takes
-    // `context`.
-    unsafe { (*this).cache.leaks_with(teller(each, context)) }
+    // SAFETY: the caller promises a callback that takes `context`.
+    this.cache.leaks_with(unsafe { teller(each, context) })
 }
 
 /// Returns how many objects are in use, including the free objects that wait in sheaves on CPUs and
@@ -434,9 +425,8 @@ pub unsafe extern "C" fn pinfold_cache_leaks(
 ///
 /// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_in_use(this: *const CCache) -> usize {
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    unsafe { (*this).cache.in_use() }
+pub unsafe extern "C" fn pinfold_cache_in_use(this: &CCache) -> usize {
+    this.cache.in_use()
 }
 
 /// Returns the size of an object in bytes, as given at creation (`kmem_cache_size`).
@@ -445,9 +435,8 @@ pub unsafe extern "C" fn pinfold_cache_in_use(this: *const CCache) -> usize {
 ///
 /// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_size(this: *const CCache) -> usize {
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    unsafe { (*this).size }
+pub unsafe extern "C" fn pinfold_cache_size(this: &CCache) -> usize {
+    this.size
 }
 
 /// Returns the first 32 bytes of the name that was given at creation. Valid until the cache is
@@ -457,9 +446,8 @@ pub unsafe extern "C" fn pinfold_cache_size(this: *const CCache) -> usize {
 ///
 /// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_name(this: *const CCache) -> *const c_char {
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    unsafe { (&raw const (*this).name).cast() }
+pub unsafe extern "C" fn pinfold_cache_name(this: &CCache) -> *const c_char {
+    (&raw const this.name).cast()
 }
 
 /// Returns the checks that the cache makes, including those that the environment selected.
@@ -468,9 +456,8 @@ pub unsafe extern "C" fn pinfold_cache_name(this: *const CCache) -> *const c_cha
 ///
 /// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_debug_flags(this: *const CCache) -> c_uint {
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    bits_of(unsafe { (*this).cache.debug_flags() })
+pub unsafe extern "C" fn pinfold_cache_debug_flags(this: &CCache) -> c_uint {
+    bits_of(this.cache.debug_flags())
 }
 
 /// Returns the bits of `checks` in `pinfold.h`.

@@ -65,9 +65,8 @@ macro_rules! methods {
         ///
         /// `this` is initialised, and has not been destroyed.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(this: *const $type, $($arg: $arg_type),*) $(-> $result)? {
-            // SAFETY: the caller promises a counter that is initialised and has not been destroyed.
-            let $counter = unsafe { &*this };
+        pub unsafe extern "C" fn $name(this: &$type, $($arg: $arg_type),*) $(-> $result)? {
+            let $counter = this;
             $body
         }
     )*};
@@ -118,12 +117,12 @@ methods! { PerCpuCounter:
 /// `this` is initialised, and has not been destroyed. `low` and `high` are writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counter_bounds(
-    this: *const PerCpuCounter,
+    this: &PerCpuCounter,
     low: *mut i64,
     high: *mut i64,
 ) {
     // SAFETY: the caller promises a counter that has not been destroyed, and two writable numbers.
-    unsafe { (*low, *high) = (*this).bounds() };
+    unsafe { (*low, *high) = this.bounds() };
 }
 
 /// Ends a counter. Does nothing if `this` is null.
@@ -147,12 +146,8 @@ pub unsafe extern "C" fn pinfold_counter_destroy(this: *mut PerCpuCounter) {
 ///
 /// `this` came from `pinfold_counters_create`, and has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_counters_at(
-    this: *const Counters,
-    nth: usize,
-) -> *const PerCpuCounter {
-    // SAFETY: the caller promises counters that have not been destroyed.
-    match unsafe { (&*this).get(nth) } {
+pub unsafe extern "C" fn pinfold_counters_at(this: &Counters, nth: usize) -> *const PerCpuCounter {
+    match this.get(nth) {
         Some(counter) => counter,
         None => null_with(libc::EINVAL),
     }

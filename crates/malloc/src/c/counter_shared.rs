@@ -21,12 +21,11 @@ pub extern "C" fn pinfold_shared_counters_create(fd: c_int, count: usize) -> *mu
 /// `this` came from `pinfold_shared_counters_create`, and has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_counters_add(
-    this: *const SharedCounters,
+    this: &SharedCounters,
     nth: usize,
     n: i64,
 ) -> c_int {
-    // SAFETY: the caller promises counters that have not been destroyed.
-    match unsafe { (*this).add(nth, n) } {
+    match this.add(nth, n) {
         true => 0,
         false => failed(libc::EINVAL),
     }
@@ -40,12 +39,12 @@ pub unsafe extern "C" fn pinfold_shared_counters_add(
 /// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_counters_read(
-    this: *const SharedCounters,
+    this: &SharedCounters,
     nth: usize,
     value: *mut i64,
 ) -> c_int {
     // SAFETY: the caller promises counters that have not been destroyed, and a writable number.
-    unsafe { store((*this).read(nth), value) }
+    unsafe { store(this.read(nth), value) }
 }
 
 /// Stores the exact value of counter number `nth` at one moment during the call. Returns 0, or −1
@@ -57,12 +56,12 @@ pub unsafe extern "C" fn pinfold_shared_counters_read(
 /// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_counters_sum(
-    this: *const SharedCounters,
+    this: &SharedCounters,
     nth: usize,
     value: *mut i64,
 ) -> c_int {
     // SAFETY: the caller promises counters that have not been destroyed, and a writable number.
-    unsafe { store((*this).sum(nth), value) }
+    unsafe { store(this.sum(nth), value) }
 }
 
 /// Stores a value, if there is one.

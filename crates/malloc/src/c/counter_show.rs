@@ -1,6 +1,8 @@
 //! The C API of counters that other processes can see.
 //!
-//! A counter that is shown and then destroyed is hidden first, so no tick reads freed memory.
+//! A counter that is shown and then destroyed is hidden first, so no tick reads freed memory. The
+//! lifetime `'static` of a shown counter is not real: the C program promises that it stays until it
+//! is hidden or destroyed.
 
 use super::support::{answer, failed};
 use super::text::str_of;
@@ -14,7 +16,7 @@ use pinfold::segment::{self, Counted};
 /// # Safety
 ///
 /// `this` is initialised, and stays until it is hidden or destroyed. `name` is null or a C string.
-unsafe fn show<C: Counted>(this: *const C, name: *const c_char) -> c_int {
+unsafe fn show<C: Counted>(this: &'static C, name: *const c_char) -> c_int {
     // The first allocation makes the segment.
     let block = heap::alloc_aligned(16, 16);
     // SAFETY: the block is new, or null.
@@ -23,8 +25,7 @@ unsafe fn show<C: Counted>(this: *const C, name: *const c_char) -> c_int {
     let Some(name) = (unsafe { str_of(name) }) else {
         return failed(libc::EINVAL);
     };
-    // SAFETY: the caller promises that the counter stays while it is shown.
-    answer(segment::show(name, unsafe { &*this }))
+    answer(segment::show(name, this))
 }
 
 /// Shows a counter under `name`. Returns 0, or −1 with errno.
@@ -34,7 +35,7 @@ unsafe fn show<C: Counted>(this: *const C, name: *const c_char) -> c_int {
 /// `this` is initialised, and stays until it is hidden or destroyed. `name` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_counter_show(
-    this: *const PerCpuCounter,
+    this: &'static PerCpuCounter,
     name: *const c_char,
 ) -> c_int {
     // SAFETY: the caller promises the counter's life and null or a C string.
@@ -48,7 +49,7 @@ pub unsafe extern "C" fn pinfold_counter_show(
 /// `this` is initialised, and stays until it is hidden or destroyed. `name` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_event_show(
-    this: *const EventCounter,
+    this: &'static EventCounter,
     name: *const c_char,
 ) -> c_int {
     // SAFETY: the caller promises the counter's life and null or a C string.

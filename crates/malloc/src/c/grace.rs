@@ -50,11 +50,11 @@ pub extern "C" fn pinfold_grace_synchronize() -> c_int {
 /// `this` is a cache of this API that has not been destroyed. The object came from this cache, and
 /// is not freed again. Readers that enter from now on do not find it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_free_deferred(this: *const CCache, object: *mut c_void) {
+pub unsafe extern "C" fn pinfold_cache_free_deferred(this: &CCache, object: *mut c_void) {
     if let Some(object) = NonNull::new(object.cast()) {
         // SAFETY: the caller passes ownership of an object from this cache that only earlier
         // readers may look at.
-        unsafe { (*this).cache.free_deferred(object) };
+        unsafe { this.cache.free_deferred(object) };
     }
 }
 
@@ -66,7 +66,6 @@ pub unsafe extern "C" fn pinfold_cache_free_deferred(this: *const CCache, object
 ///
 /// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_flush_deferred(this: *const CCache) -> c_int {
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    answer(unsafe { (*this).cache.flush_deferred() })
+pub unsafe extern "C" fn pinfold_cache_flush_deferred(this: &CCache) -> c_int {
+    answer(this.cache.flush_deferred())
 }

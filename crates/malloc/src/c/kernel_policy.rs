@@ -34,9 +34,8 @@ pub extern "C" fn pinfold_mempolicy_available() -> bool {
 ///
 /// `policy` is null, or a handle that the caller holds during the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempolicy_set_thread(policy: *const CPolicy) -> c_int {
-    // SAFETY: the caller promises null, or a handle that it holds.
-    answer(mempolicy::set_for_thread(&unsafe { copy_of(policy) }))
+pub unsafe extern "C" fn pinfold_mempolicy_set_thread(policy: Option<&CPolicy>) -> c_int {
+    answer(mempolicy::set_for_thread(&copy_of(policy)))
 }
 
 /// Notes that the calling thread's policy may have changed by a call that Pinfold did not make.
@@ -60,15 +59,14 @@ pub extern "C" fn pinfold_mempolicy_get_thread() -> *mut CPolicy {
 pub unsafe extern "C" fn pinfold_mempolicy_apply(
     at: *const c_void,
     len: usize,
-    policy: *const CPolicy,
+    policy: Option<&CPolicy>,
     flags: c_uint,
 ) -> c_int {
     if flags & !(STRICT | MOVE | MOVE_ALL) != 0 {
         return failed(libc::EINVAL);
     }
     let strict = flags & STRICT != 0;
-    // SAFETY: the caller promises null, or a handle that it holds.
-    let policy = unsafe { copy_of(policy) };
+    let policy = copy_of(policy);
     let applied = mempolicy::apply(at.cast(), len, &policy, moving(flags), strict);
     answer(applied)
 }

@@ -22,6 +22,10 @@
 //! | [`shared_policy`] | policies of ranges of pages |
 //! | [`pages`] | pools of pages |
 //!
+//! The program promises that a handle which may not be null is live and of the right type, so it is
+//! a reference in the signature here. A handle that may be null is an `Option` of a reference. Only
+//! functions that end a handle take a pointer.
+//!
 //! Several parts use `support` (C handles, errors as errno values) and `text` (C strings).
 
 mod align;

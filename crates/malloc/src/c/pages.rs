@@ -61,15 +61,12 @@ pub unsafe extern "C" fn pinfold_pages_destroy(this: *mut Pages) -> c_int {
 /// caller holds during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_pages_set_policy(
-    this: *const Pages,
+    this: &Pages,
     start: u64,
     end: u64,
-    policy: *const CPolicy,
+    policy: Option<&CPolicy>,
 ) -> c_int {
-    // SAFETY: the caller promises a pool that has not been destroyed, and a `policy` that is null
-    // or a handle that it holds.
-    let (this, policy) = unsafe { (&*this, policy_of(policy)) };
-    answer(this.set_policy(start..end, policy))
+    answer(this.set_policy(start..end, policy_of(policy)))
 }
 
 /// Gives the places whose range has no policy a copy of `policy`. If `policy` is null, removes that
@@ -81,13 +78,10 @@ pub unsafe extern "C" fn pinfold_pages_set_policy(
 /// caller holds during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_pages_set_default_policy(
-    this: *const Pages,
-    policy: *const CPolicy,
+    this: &Pages,
+    policy: Option<&CPolicy>,
 ) -> c_int {
-    // SAFETY: the caller promises a pool that has not been destroyed, and a `policy` that is null
-    // or a handle that it holds.
-    let (this, policy) = unsafe { (&*this, policy_of(policy)) };
-    answer(this.set_default_policy(policy))
+    answer(this.set_default_policy(policy_of(policy)))
 }
 
 /// Sets whether each allocation of a place without a policy asks the kernel for the calling
@@ -97,9 +91,8 @@ pub unsafe extern "C" fn pinfold_pages_set_default_policy(
 ///
 /// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_set_following_threads(this: *const Pages, following: c_int) {
-    // SAFETY: the caller promises a pool that has not been destroyed.
-    unsafe { &*this }.set_following_threads(following != 0);
+pub unsafe extern "C" fn pinfold_pages_set_following_threads(this: &Pages, following: c_int) {
+    this.set_following_threads(following != 0);
 }
 
 /// Returns the size of a page in bytes.
@@ -108,9 +101,8 @@ pub unsafe extern "C" fn pinfold_pages_set_following_threads(this: *const Pages,
 ///
 /// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_size(this: *const Pages) -> usize {
-    // SAFETY: the caller promises a pool that has not been destroyed.
-    unsafe { &*this }.page_size()
+pub unsafe extern "C" fn pinfold_pages_size(this: &Pages) -> usize {
+    this.page_size()
 }
 
 /// Allocates a page for a place. Returns null with ENOMEM if there is no memory. Costs one critical
@@ -120,9 +112,8 @@ pub unsafe extern "C" fn pinfold_pages_size(this: *const Pages) -> usize {
 ///
 /// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_alloc(this: *const Pages, place: u64) -> *mut c_void {
-    // SAFETY: the caller promises a pool that has not been destroyed.
-    address_or_enomem(unsafe { &*this }.alloc(place))
+pub unsafe extern "C" fn pinfold_pages_alloc(this: &Pages, place: u64) -> *mut c_void {
+    address_or_enomem(this.alloc(place))
 }
 
 /// Allocates a zeroed page for a place, like [`pinfold_pages_alloc`].
@@ -131,9 +122,8 @@ pub unsafe extern "C" fn pinfold_pages_alloc(this: *const Pages, place: u64) -> 
 ///
 /// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_alloc_zeroed(this: *const Pages, place: u64) -> *mut c_void {
-    // SAFETY: the caller promises a pool that has not been destroyed.
-    address_or_enomem(unsafe { &*this }.alloc_zeroed(place))
+pub unsafe extern "C" fn pinfold_pages_alloc_zeroed(this: &Pages, place: u64) -> *mut c_void {
+    address_or_enomem(this.alloc_zeroed(place))
 }
 
 /// Frees a page. Does nothing if `page` is null. Costs one critical section.
@@ -143,11 +133,11 @@ pub unsafe extern "C" fn pinfold_pages_alloc_zeroed(this: *const Pages, place: u
 /// `this` is a pool of this API that has not been destroyed. The page came from this pool, and is
 /// not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_free(this: *const Pages, page: *mut c_void) {
+pub unsafe extern "C" fn pinfold_pages_free(this: &Pages, page: *mut c_void) {
     if let Some(page) = NonNull::new(page.cast()) {
         // SAFETY: the caller passes ownership of a page from this pool, which has not been
         // destroyed.
-        unsafe { (*this).free(page) };
+        unsafe { this.free(page) };
     }
 }
 
@@ -159,12 +149,11 @@ pub unsafe extern "C" fn pinfold_pages_free(this: *const Pages, page: *mut c_voi
 ///
 /// `this` is a pool of this API that has not been destroyed. The page came from this pool.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_node_of(this: *const Pages, page: *mut c_void) -> c_int {
+pub unsafe extern "C" fn pinfold_pages_node_of(this: &Pages, page: *mut c_void) -> c_int {
     let Some(page) = NonNull::new(page.cast()) else {
         return failed(libc::EINVAL);
     };
-    // SAFETY: the caller promises a pool that has not been destroyed.
-    match unsafe { &*this }.node_of(page) {
+    match this.node_of(page) {
         Some(node) => node.0 as c_int,
         None => failed(libc::ENOENT),
     }

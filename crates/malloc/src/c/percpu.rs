@@ -25,10 +25,8 @@ macro_rules! methods {
         ///
         /// `this` was zero at first, and only these functions have changed it.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(this: *const PerCpu<u64>, $($arg: $arg_type),*) $(-> $result)? {
-            // SAFETY: the caller promises that `this` points to a valid variable. Zero is the state
-            // of a new one.
-            let $word = unsafe { &*this };
+        pub unsafe extern "C" fn $name(this: &PerCpu<u64>, $($arg: $arg_type),*) $(-> $result)? {
+            let $word = this;
             $body
         }
     )*};
@@ -67,12 +65,12 @@ methods! {
 /// `this` was zero at first, and only these functions have changed it. `expected` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_try_cmpxchg(
-    this: *const PerCpu<u64>,
+    this: &PerCpu<u64>,
     expected: *mut u64,
     new: u64,
 ) -> bool {
     // SAFETY: the caller promises both.
-    unsafe { (*this).try_cmpxchg(&mut *expected, new) }
+    unsafe { this.try_cmpxchg(&mut *expected, new) }
 }
 
 /// Calls `each` with each CPU's number, or -1 for the copy that CPUs without memory share, and the
@@ -84,7 +82,7 @@ pub unsafe extern "C" fn pinfold_percpu_try_cmpxchg(
 /// `context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_for_each_cpu(
-    this: *const PerCpu<u64>,
+    this: &PerCpu<u64>,
     each: Option<extern "C" fn(c_int, u64, *mut c_void)>,
     context: *mut c_void,
 ) {
@@ -92,10 +90,8 @@ pub unsafe extern "C" fn pinfold_percpu_for_each_cpu(
         set_errno(libc::EINVAL);
         return;
     };
-    // SAFETY: the caller promises that `this` points to a valid variable.
-    let word = unsafe { &*this };
     // An index is less than 8192.
-    word.for_each_cpu(|cpu, value| each(cpu.map_or(-1, |cpu| cpu as c_int), value, context));
+    this.for_each_cpu(|cpu, value| each(cpu.map_or(-1, |cpu| cpu as c_int), value, context));
 }
 
 /// Frees the copies. The variable is 0 afterwards, and may be used again.
@@ -116,12 +112,9 @@ pub unsafe extern "C" fn pinfold_percpu_destroy(this: *mut PerCpu<u64>) {
 /// `this` was zero at first, and only these functions have changed it. `node` is aligned, is
 /// writable as long as it is in the list, and belongs to the caller.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_percpu_list_push(
-    this: *const PerCpuList<()>,
-    node: *mut Node<()>,
-) {
+pub unsafe extern "C" fn pinfold_percpu_list_push(this: &PerCpuList<()>, node: *mut Node<()>) {
     // SAFETY: the caller promises a list, and a node that stays until it is taken off the list.
-    unsafe { (*this).push(&mut *node) };
+    unsafe { this.push(&mut *node) };
 }
 
 /// Takes the first of this CPU's items, or an item that all CPUs share. Returns null if there is
@@ -131,9 +124,8 @@ pub unsafe extern "C" fn pinfold_percpu_list_push(
 ///
 /// `this` was zero at first, and only these functions have changed it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_percpu_list_pop(this: *const PerCpuList<()>) -> *mut Node<()> {
-    // SAFETY: the caller promises that `this` points to a valid list.
-    let node = unsafe { (*this).pop() };
+pub unsafe extern "C" fn pinfold_percpu_list_pop(this: &PerCpuList<()>) -> *mut Node<()> {
+    let node = this.pop();
     node.map_or(core::ptr::null_mut(), core::ptr::from_mut)
 }
 
@@ -146,7 +138,7 @@ pub unsafe extern "C" fn pinfold_percpu_list_pop(this: *const PerCpuList<()>) ->
 /// `context`. `count` is null or writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_list_take_all(
-    this: *const PerCpuList<()>,
+    this: &PerCpuList<()>,
     each: Option<extern "C" fn(*mut Node<()>, *mut c_void)>,
     context: *mut c_void,
     count: *mut usize,
@@ -155,8 +147,7 @@ pub unsafe extern "C" fn pinfold_percpu_list_take_all(
         return failed(libc::EINVAL);
     };
     let mut taken = 0;
-    // SAFETY: the caller promises that `this` points to a valid list.
-    let done = unsafe { &*this }.take_all(|node| {
+    let done = this.take_all(|node| {
         taken += 1;
         each(node, context);
     });
@@ -187,12 +178,11 @@ pub unsafe extern "C" fn pinfold_percpu_list_destroy(this: *mut PerCpuList<()>) 
 /// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_pair_read(
-    this: *const PerCpuPair<u64, u64>,
+    this: &PerCpuPair<u64, u64>,
     first: *mut u64,
     second: *mut u64,
 ) -> c_int {
-    // SAFETY: the caller promises that `this` points to a valid pair.
-    let Some(pair) = unsafe { &*this }.read() else {
+    let Some(pair) = this.read() else {
         return failed(libc::ENOMEM);
     };
     // SAFETY: the caller promises that both are writable.
@@ -211,14 +201,13 @@ pub unsafe extern "C" fn pinfold_percpu_pair_read(
 /// `this` was zero at first, and only these functions have changed it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_pair_cmpxchg(
-    this: *const PerCpuPair<u64, u64>,
+    this: &PerCpuPair<u64, u64>,
     first_expected: u64,
     second_expected: u64,
     first: u64,
     second: u64,
 ) -> bool {
-    // SAFETY: the caller promises that `this` points to a valid pair.
-    unsafe { &*this }.cmpxchg((first_expected, second_expected), (first, second))
+    this.cmpxchg((first_expected, second_expected), (first, second))
 }
 
 /// Calls `each` with each CPU's number, and with the two words there.
@@ -229,7 +218,7 @@ pub unsafe extern "C" fn pinfold_percpu_pair_cmpxchg(
 /// `context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_pair_for_each_cpu(
-    this: *const PerCpuPair<u64, u64>,
+    this: &PerCpuPair<u64, u64>,
     each: Option<extern "C" fn(c_int, u64, u64, *mut c_void)>,
     context: *mut c_void,
 ) {
@@ -237,10 +226,8 @@ pub unsafe extern "C" fn pinfold_percpu_pair_for_each_cpu(
         set_errno(libc::EINVAL);
         return;
     };
-    // SAFETY: the caller promises that `this` points to a valid pair.
-    let pair = unsafe { &*this };
     // An index is less than 8192.
-    pair.for_each_cpu(|cpu, (first, second)| each(cpu as c_int, first, second, context));
+    this.for_each_cpu(|cpu, (first, second)| each(cpu as c_int, first, second, context));
 }
 
 /// Frees the copies. The pair is 0 afterwards, and may be used again.

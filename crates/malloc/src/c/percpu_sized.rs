@@ -55,9 +55,8 @@ macro_rules! methods {
         ///
         /// `this` is zero, or holds an array.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(this: *const Array, at: usize, $($arg: $arg_type),*) $(-> $result)? {
-            // SAFETY: the caller promises that `this` points to an initialised array.
-            let Some($element) = unsafe { &*this }.at(at) else {
+        pub unsafe extern "C" fn $name(this: &Array, at: usize, $($arg: $arg_type),*) $(-> $result)? {
+            let Some($element) = this.at(at) else {
                 set_errno(libc::EINVAL);
                 return Default::default();
             };
@@ -101,13 +100,12 @@ methods! {
 /// `this` is zero, or holds an array. `expected` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_array_try_cmpxchg(
-    this: *const Array,
+    this: &Array,
     at: usize,
     expected: *mut u64,
     new: u64,
 ) -> bool {
-    // SAFETY: the caller promises that `this` points to an initialised array.
-    let Some(element) = unsafe { &*this }.at(at) else {
+    let Some(element) = this.at(at) else {
         set_errno(libc::EINVAL);
         return false;
     };
@@ -123,13 +121,12 @@ pub unsafe extern "C" fn pinfold_percpu_array_try_cmpxchg(
 /// `this` is zero, or holds an array. `each` may be called with `context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_array_for_each_cpu(
-    this: *const Array,
+    this: &Array,
     at: usize,
     each: Option<extern "C" fn(c_int, u64, *mut c_void)>,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: the caller promises that `this` points to an initialised array.
-    let element = unsafe { &*this }.at(at);
+    let element = this.at(at);
     let (Some(each), Some(element)) = (each, element) else {
         return failed(libc::EINVAL);
     };
@@ -172,15 +169,13 @@ pub unsafe extern "C" fn pinfold_percpu_ring_init(
 ///
 /// `this` is zero, or holds a ring. The words at `record` are readable.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_percpu_ring_push(this: *const Ring, record: *const u64) -> c_int {
-    // SAFETY: the caller promises that `this` points to an initialised ring.
-    let ring = unsafe { &*this };
-    let words = ring.words();
+pub unsafe extern "C" fn pinfold_percpu_ring_push(this: &Ring, record: *const u64) -> c_int {
+    let words = this.words();
     if words == 0 {
         return failed(libc::EINVAL);
     }
     // SAFETY: the caller promises that the words are readable.
-    match ring.push(unsafe { core::slice::from_raw_parts(record, words) }) {
+    match this.push(unsafe { core::slice::from_raw_parts(record, words) }) {
         Ok(()) => 0,
         Err(PushError::Full) => failed(libc::ENOBUFS),
         Err(_) => failed(libc::EAGAIN),
@@ -195,7 +190,7 @@ pub unsafe extern "C" fn pinfold_percpu_ring_push(this: *const Ring, record: *co
 /// `this` is zero, or holds a ring. `each` may be called with `context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_percpu_ring_drain(
-    this: *const Ring,
+    this: &Ring,
     each: Option<extern "C" fn(c_int, *const u64, *mut c_void)>,
     context: *mut c_void,
 ) -> usize {
@@ -203,10 +198,8 @@ pub unsafe extern "C" fn pinfold_percpu_ring_drain(
         set_errno(libc::EINVAL);
         return 0;
     };
-    // SAFETY: the caller promises that `this` points to an initialised ring.
-    let ring = unsafe { &*this };
     // An index is less than 8192.
-    ring.drain(|cpu, record| each(cpu as c_int, record.as_ptr(), context))
+    this.drain(|cpu, record| each(cpu as c_int, record.as_ptr(), context))
 }
 
 /// Frees the rings and the records in them. The ring is 0 afterwards.

@@ -82,25 +82,14 @@ pub(crate) fn held_or_errno(made: Result<Mempolicy, PolicyError>) -> *mut CPolic
     }
 }
 
-/// Returns the policy of a handle. Returns `None` if `this` is null, which stands for the default
-/// policy.
-///
-/// # Safety
-///
-/// `this` is null, or a handle that the caller holds while the result is used.
-pub(crate) unsafe fn policy_of<'p>(this: *const CPolicy) -> Option<&'p Mempolicy> {
-    // SAFETY: the caller promises null, or a handle that it holds while the result is used.
-    unsafe { this.as_ref() }.map(|this| &this.policy)
+/// Returns the policy of a handle. No handle stands for the default policy.
+pub(crate) fn policy_of(this: Option<&CPolicy>) -> Option<&Mempolicy> {
+    this.map(|this| &this.policy)
 }
 
-/// Returns a copy of a handle's policy. Returns the default policy if `this` is null.
-///
-/// # Safety
-///
-/// `this` is null, or a handle that the caller holds during the call.
-pub(crate) unsafe fn copy_of(this: *const CPolicy) -> Mempolicy {
-    // SAFETY: the caller promises null, or a handle that it holds.
-    unsafe { policy_of(this) }.cloned().unwrap_or_default()
+/// Returns a copy of a handle's policy. Returns the default policy if there is no handle.
+pub(crate) fn copy_of(this: Option<&CPolicy>) -> Mempolicy {
+    policy_of(this).cloned().unwrap_or_default()
 }
 
 /// Returns the nodes in the first `bits` bits of a mask. Returns `None` if the mask is too long, or
@@ -202,7 +191,7 @@ fn bits_of(flags: Flags) -> c_uint {
 /// for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_format(
-    this: *const CPolicy,
+    this: Option<&CPolicy>,
     buffer: *mut c_char,
     size: usize,
 ) -> usize {
@@ -217,9 +206,8 @@ pub unsafe extern "C" fn pinfold_mempolicy_format(
 ///
 /// `this` is null, or a handle that the caller holds during the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempolicy_dup(this: *const CPolicy) -> *mut CPolicy {
-    // SAFETY: the caller promises null, or a handle that it holds.
-    held(unsafe { copy_of(this) })
+pub unsafe extern "C" fn pinfold_mempolicy_dup(this: Option<&CPolicy>) -> *mut CPolicy {
+    held(copy_of(this))
 }
 
 /// Adds a holder (`mpol_get`), and returns `this`. Costs one atomic add.
@@ -274,9 +262,8 @@ pub unsafe extern "C" fn pinfold_mempolicy_put(this: *mut CPolicy) {
 ///
 /// `this` is null, or a handle that the caller holds during the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempolicy_mode(this: *const CPolicy) -> c_int {
-    // SAFETY: the caller promises null, or a handle that it holds.
-    unsafe { policy_of(this) }.map_or(0, |policy| policy.mode() as c_int)
+pub unsafe extern "C" fn pinfold_mempolicy_mode(this: Option<&CPolicy>) -> c_int {
+    policy_of(this).map_or(0, |policy| policy.mode() as c_int)
 }
 
 /// Returns the bits of the policy's flags.
@@ -285,9 +272,8 @@ pub unsafe extern "C" fn pinfold_mempolicy_mode(this: *const CPolicy) -> c_int {
 ///
 /// `this` is null, or a handle that the caller holds during the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempolicy_flags(this: *const CPolicy) -> c_uint {
-    // SAFETY: the caller promises null, or a handle that it holds.
-    unsafe { policy_of(this) }.map_or(0, |policy| bits_of(policy.flags()))
+pub unsafe extern "C" fn pinfold_mempolicy_flags(this: Option<&CPolicy>) -> c_uint {
+    policy_of(this).map_or(0, |policy| bits_of(policy.flags()))
 }
 
 /// Stores the policy's nodes in a mask of `bits` bits.
@@ -300,12 +286,11 @@ pub unsafe extern "C" fn pinfold_mempolicy_flags(this: *const CPolicy) -> c_uint
 /// words that `bits` bits take.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_nodes(
-    this: *const CPolicy,
+    this: Option<&CPolicy>,
     mask: *mut c_ulong,
     bits: usize,
 ) -> c_int {
-    // SAFETY: the caller promises null, or a handle that it holds.
-    let policy = unsafe { policy_of(this) }.unwrap_or(&SYSTEM_DEFAULT);
+    let policy = policy_of(this).unwrap_or(&SYSTEM_DEFAULT);
     if bits > MAX_BITS {
         return failed(libc::EINVAL);
     }
@@ -361,7 +346,7 @@ pub unsafe extern "C" fn pinfold_mempolicy_set_home_node(this: *mut CPolicy, nod
 /// words that `bits` bits take.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_rebind(
-    this: *const CPolicy,
+    this: Option<&CPolicy>,
     mask: *const c_ulong,
     bits: usize,
 ) -> *mut CPolicy {
@@ -385,11 +370,10 @@ pub unsafe extern "C" fn pinfold_mempolicy_rebind(
 /// Each of `range` and `task` is null, or a handle that the caller holds during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_mempolicy_effective(
-    range: *const CPolicy,
-    task: *const CPolicy,
+    range: Option<&CPolicy>,
+    task: Option<&CPolicy>,
 ) -> *mut CPolicy {
-    // SAFETY: the caller promises that each of them is null or a handle that it holds.
-    let (range, task) = unsafe { (policy_of(range), policy_of(task)) };
+    let (range, task) = (policy_of(range), policy_of(task));
     held(effective(range, task).clone())
 }
 
@@ -408,7 +392,7 @@ pub unsafe extern "C" fn pinfold_cache_create_policy(
     align: usize,
     flags: c_uint,
     constructor: Option<Constructor>,
-    policy: *const CPolicy,
+    policy: Option<&CPolicy>,
 ) -> *mut CCache {
     // SAFETY: the caller promises a valid name and constructor, as `create` requires, and that
     // `policy` is null or a handle that it holds.

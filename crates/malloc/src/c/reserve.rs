@@ -43,10 +43,8 @@ pub unsafe extern "C" fn pinfold_cache_prefill(cache: *const CCache, n: usize) -
 ///
 /// `this` is a sheaf of this API that has not been destroyed. No other thread uses it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_prefilled_alloc(this: *mut CPrefilled) -> *mut c_void {
-    // SAFETY: the caller promises a sheaf that has not been destroyed and that no other thread
-    // uses.
-    address_or_enomem(unsafe { (*this).alloc() })
+pub unsafe extern "C" fn pinfold_prefilled_alloc(this: &mut CPrefilled) -> *mut c_void {
+    address_or_enomem(this.alloc())
 }
 
 /// Returns how many objects a sheaf holds (`kmem_cache_sheaf_size`).
@@ -55,9 +53,8 @@ pub unsafe extern "C" fn pinfold_prefilled_alloc(this: *mut CPrefilled) -> *mut 
 ///
 /// `this` is a sheaf of this API that has not been destroyed. No other thread uses it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_prefilled_len(this: *const CPrefilled) -> usize {
-    // SAFETY: the caller promises a sheaf that has not been destroyed.
-    unsafe { (*this).len() }
+pub unsafe extern "C" fn pinfold_prefilled_len(this: &CPrefilled) -> usize {
+    this.len()
 }
 
 /// Allocates objects until a sheaf holds `n` objects (`kmem_cache_refill_sheaf`). Returns 0, or −1
@@ -67,10 +64,7 @@ pub unsafe extern "C" fn pinfold_prefilled_len(this: *const CPrefilled) -> usize
 ///
 /// `this` is a sheaf of this API that has not been destroyed. No other thread uses it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_prefilled_refill(this: *mut CPrefilled, n: usize) -> c_int {
-    // SAFETY: the caller promises a sheaf that has not been destroyed and that no other thread
-    // uses.
-    let this = unsafe { &mut *this };
+pub unsafe extern "C" fn pinfold_prefilled_refill(this: &mut CPrefilled, n: usize) -> c_int {
     answer(conceivable(this.cache(), n).and_then(|()| this.refill(n)))
 }
 
@@ -106,9 +100,8 @@ pub unsafe extern "C" fn pinfold_mempool_create(cache: *const CCache, min_nr: us
 ///
 /// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempool_alloc(this: *const CPool) -> *mut c_void {
-    // SAFETY: the caller promises a pool that has not been destroyed.
-    address_or_enomem(unsafe { (*this).alloc() })
+pub unsafe extern "C" fn pinfold_mempool_alloc(this: &CPool) -> *mut c_void {
+    address_or_enomem(this.alloc())
 }
 
 /// Allocates an object, and waits until there is one (`mempool_alloc`). Never returns null. Must
@@ -118,9 +111,8 @@ pub unsafe extern "C" fn pinfold_mempool_alloc(this: *const CPool) -> *mut c_voi
 ///
 /// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempool_alloc_wait(this: *const CPool) -> *mut c_void {
-    // SAFETY: the caller promises a pool that has not been destroyed.
-    unsafe { (*this).alloc_wait().as_ptr().cast() }
+pub unsafe extern "C" fn pinfold_mempool_alloc_wait(this: &CPool) -> *mut c_void {
+    this.alloc_wait().as_ptr().cast()
 }
 
 /// Allocates an object from the reserve (`mempool_alloc_preallocated`). Returns null with ENOMEM if
@@ -130,9 +122,8 @@ pub unsafe extern "C" fn pinfold_mempool_alloc_wait(this: *const CPool) -> *mut 
 ///
 /// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempool_alloc_preallocated(this: *const CPool) -> *mut c_void {
-    // SAFETY: the caller promises a pool that has not been destroyed.
-    address_or_enomem(unsafe { (*this).alloc_preallocated() })
+pub unsafe extern "C" fn pinfold_mempool_alloc_preallocated(this: &CPool) -> *mut c_void {
+    address_or_enomem(this.alloc_preallocated())
 }
 
 /// Frees an object (`mempool_free`): to the reserve, or to the cache if the reserve is full. Does
@@ -143,11 +134,11 @@ pub unsafe extern "C" fn pinfold_mempool_alloc_preallocated(this: *const CPool) 
 /// `this` is a pool of this API that has not been destroyed. The object came from this pool or its
 /// cache, and is not used any more.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempool_free(this: *const CPool, object: *mut c_void) {
+pub unsafe extern "C" fn pinfold_mempool_free(this: &CPool, object: *mut c_void) {
     if let Some(object) = NonNull::new(object.cast()) {
         // SAFETY: the caller passes ownership of an object from this pool, which has not been
         // destroyed.
-        unsafe { (*this).free(object) };
+        unsafe { this.free(object) };
     }
 }
 
@@ -158,9 +149,7 @@ pub unsafe extern "C" fn pinfold_mempool_free(this: *const CPool, object: *mut c
 ///
 /// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempool_resize(this: *const CPool, min_nr: usize) -> c_int {
-    // SAFETY: the caller promises a pool that has not been destroyed.
-    let this = unsafe { &*this };
+pub unsafe extern "C" fn pinfold_mempool_resize(this: &CPool, min_nr: usize) -> c_int {
     answer(conceivable(this.cache(), min_nr).and_then(|()| this.resize(min_nr)))
 }
 
@@ -170,9 +159,8 @@ pub unsafe extern "C" fn pinfold_mempool_resize(this: *const CPool, min_nr: usiz
 ///
 /// `this` is a pool of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempool_available(this: *const CPool) -> usize {
-    // SAFETY: the caller promises a pool that has not been destroyed.
-    unsafe { (*this).kept() }
+pub unsafe extern "C" fn pinfold_mempool_available(this: &CPool) -> usize {
+    this.kept()
 }
 
 /// Ends a pool and frees its reserve to the cache (`mempool_destroy`). Does nothing if `this` is

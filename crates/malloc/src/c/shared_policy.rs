@@ -25,15 +25,12 @@ pub extern "C" fn pinfold_shared_policy_create() -> *mut SharedPolicy {
 /// caller holds during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_policy_set(
-    this: *const SharedPolicy,
+    this: &SharedPolicy,
     start: u64,
     end: u64,
-    policy: *const CPolicy,
+    policy: Option<&CPolicy>,
 ) -> c_int {
-    // SAFETY: the caller promises a map that has not been destroyed, and a `policy` that is null or
-    // a handle that it holds.
-    let (this, policy) = unsafe { (&*this, policy_of(policy)) };
-    answer(this.set(start..end, policy))
+    answer(this.set(start..end, policy_of(policy)))
 }
 
 /// Gives the pages that no range has a policy for a copy of `policy`, as the `mpol=` of a mounted
@@ -47,13 +44,10 @@ pub unsafe extern "C" fn pinfold_shared_policy_set(
 /// caller holds during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_policy_set_default(
-    this: *const SharedPolicy,
-    policy: *const CPolicy,
+    this: &SharedPolicy,
+    policy: Option<&CPolicy>,
 ) -> c_int {
-    // SAFETY: the caller promises a map that has not been destroyed, and a `policy` that is null or
-    // a handle that it holds.
-    let (this, policy) = unsafe { (&*this, policy_of(policy)) };
-    answer(this.set_default(policy))
+    answer(this.set_default(policy_of(policy)))
 }
 
 /// Returns a new handle of a copy of the page's policy (`mpol_shared_policy_lookup`): the range's,
@@ -65,11 +59,10 @@ pub unsafe extern "C" fn pinfold_shared_policy_set_default(
 /// `this` is a map of this API that has not been destroyed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_shared_policy_lookup(
-    this: *const SharedPolicy,
+    this: &SharedPolicy,
     page: u64,
 ) -> *mut CPolicy {
-    // SAFETY: the caller promises a map that has not been destroyed.
-    match unsafe { &*this }.lookup(page) {
+    match this.lookup(page) {
         Some(policy) => held(policy),
         None => null_with(libc::ENOENT),
     }

@@ -19,12 +19,11 @@ use pinfold::slab::{Info, caches, slabinfo};
 /// for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_slabinfo(
-    this: *const CCache,
+    this: Option<&CCache>,
     buffer: *mut c_char,
     size: usize,
 ) -> usize {
-    // SAFETY: the caller promises null, or a cache that has not been destroyed.
-    let text = match unsafe { this.as_ref() } {
+    let text = match this {
         Some(this) => this.cache.slabinfo(),
         None => slabinfo(),
     };
@@ -41,12 +40,12 @@ pub unsafe extern "C" fn pinfold_slabinfo(
 /// writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_cache_attribute(
-    this: *const CCache,
+    this: &CCache,
     name: *const c_char,
     value: *mut u64,
 ) -> c_int {
-    // SAFETY: the caller promises a cache that has not been destroyed, and a C string.
-    let (this, name) = unsafe { (&*this, str_of(name)) };
+    // SAFETY: the caller promises a C string.
+    let name = unsafe { str_of(name) };
     let found = name.and_then(|name| this.cache.attribute(name));
     let Some(found) = found else {
         return failed(libc::EINVAL);
@@ -162,9 +161,8 @@ pub struct CStatistics {
 ///
 /// `this` is a cache of this API that has not been destroyed.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_statistics(this: *const CCache) -> CStatistics {
-    // SAFETY: the caller promises a cache that has not been destroyed.
-    let cache = unsafe { &(*this).cache };
+pub unsafe extern "C" fn pinfold_cache_statistics(this: &CCache) -> CStatistics {
+    let cache = &this.cache;
     let counted = cache.statistics();
     CStatistics {
         alloc_slowpath: counted.alloc_slowpath,
