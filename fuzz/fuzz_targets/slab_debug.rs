@@ -5,7 +5,7 @@ use libfuzzer_sys::fuzz_target;
 use parse::{check, flags_for};
 
 // The library's own source, for what it does not export.
-#[path = "../../crates/pinfold/src/slab/debug/parse.rs"]
+#[path = "../../crates/pinfold/src/slab/checks/debug/parse.rs"]
 mod parse;
 
 /// Stands for the library's flags: only the letters matter to the grammar.

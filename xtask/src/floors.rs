@@ -27,6 +27,7 @@ pub static FLOORS: [Floors; 4] = [
         package: "malloc",
         folder: &[],
         enforced: true,
+        wings: &[],
         groups: &[
             &["inlined", "c", "at_start"],
             &["control"],
@@ -39,6 +40,7 @@ pub static FLOORS: [Floors; 4] = [
         package: "pinfold",
         folder: &[],
         enforced: true,
+        wings: &[],
         groups: &[
             &["internal"],
             &["heap"],
@@ -63,6 +65,7 @@ pub static FLOORS: [Floors; 4] = [
         package: "pinfold",
         folder: &["heap"],
         enforced: true,
+        wings: &[],
         groups: &[
             &[ROOT],
             &["realloc"],
@@ -77,6 +80,7 @@ pub static FLOORS: [Floors; 4] = [
         package: "pinfold",
         folder: &["slab"],
         enforced: ENFORCE_SLAB,
+        wings: &["cpu", "node", "checks", "cache", "report"],
         groups: &[
             &[ROOT],
             &["typed", "allocator", "info", "attributes", "slabinfo"],
@@ -105,8 +109,8 @@ pub static FLOORS: [Floors; 4] = [
                 "place",
                 "registry",
                 "descriptor",
-                "node",
-                "node_survey",
+                "part",
+                "survey",
                 "handler_frees",
                 "debugged_node",
                 "refuse",
@@ -135,6 +139,8 @@ pub struct Floors {
     folder: &'static [&'static str],
     /// Whether `tidy` fails if a module is on a wrong floor or on none.
     pub enforced: bool,
+    /// Folders in the folder whose modules stand on its floors, each by itself.
+    wings: &'static [&'static str],
     /// The modules, top-down.
     groups: &'static [&'static [&'static str]],
 }
@@ -191,6 +197,7 @@ impl Floors {
     fn check_in(&self, source: &Source<'_>) -> Result<Findings> {
         let mut reader = Reader {
             source: self.source(),
+            wings: self.wings,
             ..Reader::default()
         };
         reader.read(self.folder, source)?;
@@ -242,6 +249,7 @@ type Source<'a> = dyn Fn(&Path) -> Option<String> + 'a;
 struct Reader {
     /// The path of the crate's source.
     source: PathBuf,
+    wings: &'static [&'static str],
     /// The folder's own module.
     root: Names,
     /// The modules of the folder.
@@ -287,11 +295,18 @@ impl Reader {
         Ok(())
     }
 
+    /// Returns the first name of a path that begins in this folder, without its wing.
+    fn name_of<'a>(&self, inside: &'a [String]) -> Option<&'a str> {
+        let names = inside.iter().map(String::as_str);
+        let mut names = names.skip_while(|name| self.wings.contains(name));
+        names.next()
+    }
+
     /// Returns the module of this folder that has the item `path`, or `None` for an item from
     /// outside the folder.
     fn module_of<'a>(&'a self, path: &'a [String]) -> Option<&'a str> {
         let inside = path.strip_prefix(&self.root[..])?;
-        let Some(name) = inside.first() else {
+        let Some(name) = self.name_of(inside) else {
             return Some(ROOT);
         };
         if self.modules.contains(name) {
@@ -300,7 +315,7 @@ impl Reader {
         let Some(import) = self.imports.get(name) else {
             return Some(ROOT);
         };
-        let first = import.strip_prefix(&self.root[..])?.first()?;
+        let first = self.name_of(import.strip_prefix(&self.root[..])?)?;
         self.modules.contains(first).then_some(first)
     }
 
@@ -319,9 +334,9 @@ impl Reader {
     }
 
     fn note(&mut self, names: &[String], span: Span) {
-        let from = self.here.get(self.root.len());
+        let from = self.name_of(&self.here[self.root.len()..]);
         self.uses.push(Use {
-            from: from.map_or(ROOT, String::as_str).to_owned(),
+            from: from.unwrap_or(ROOT).to_owned(),
             path: self.absolute(names),
             file: self.file.clone(),
             line: span.start().line,
@@ -395,7 +410,9 @@ impl<'a> Visit<'a> for Reader {
             return;
         }
         let name = item.ident.to_string();
-        if self.here == self.root {
+        let is_wing = self.here == self.root && self.wings.contains(&name.as_str());
+        let above = &self.here[self.root.len()..];
+        if !is_wing && self.name_of(above).is_none() {
             self.modules.insert(name.clone());
         }
         self.here.push(name);

@@ -1,9 +1,9 @@
 //! The words of all caches in each CPU's unit, and the numbers of the caches.
 //!
 //! A *unit* is the memory of one CPU: 128 KiB. A cache has four words in each unit. A word is 0 if
-//! there is no sheaf. Otherwise it describes a sheaf (`slab/sheaf.rs`): an address that tells both
-//! the sheaf's block and how many objects are in it. For the cache with number n, the
-//! words are at these offsets:
+//! there is no sheaf. Otherwise it describes a sheaf (`slab/cpu/sheaf.rs`): an address that tells
+//! both the sheaf's block and how many objects are in it. For the cache with number n, the words
+//! are at these offsets:
 //!
 //! | offset | sheaf | use |
 //! |---|---|---|
@@ -21,8 +21,9 @@
 //!
 //! 1. An operation of [`SHEAF_UNITS`] on the unit's CPU. The operation is a critical section. On
 //!    the atomic backend, a short lock in the unit replaces the critical section.
-//! 2. A thread that holds [`STOPPING`] and has stopped the unit (`slab/sheaf_units.rs`, `drain`;
-//!    `slab/idle.rs`). While the unit is stopped, operations on it fail.
+//! 2. A thread that holds [`STOPPING`] and has stopped the unit (`drain` in
+//!    `slab/cpu/sheaf_units.rs`; `slab/cpu/idle.rs`). While the unit is stopped, operations on it
+//!    fail.
 //! 3. The words at [`COUNTDOWN`] have rules of their own (`profile/countdown.rs`).
 
 use crate::lock::{Lock, Rank};

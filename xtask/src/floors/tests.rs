@@ -4,6 +4,7 @@ const HOUSE: Floors = Floors {
     package: "pinfold",
     folder: &["house"],
     enforced: true,
+    wings: &[],
     groups: &[
         &["mod"],
         &["attic"],

@@ -129,14 +129,14 @@ const ENDS: &[&str] = &[
     "pinfold::abort_with_callers",
     "pinfold::sys::die",
     // Only called when the process ends.
-    "pinfold::slab::debug::report::write_callers",
+    "pinfold::slab::checks::debug::report::write_callers",
 ];
 
 const EXCLUDED: &[&str] = &[
     // Only caches that trace each call (`PINFOLD_SLAB_DEBUG` with T) write text.
     "core::fmt::write",
     // Reports the first error in a cache that checks.
-    "pinfold::slab::debug::report::raise",
+    "pinfold::slab::checks::debug::report::raise",
     // Loads and stores a few words. The settings were read when the first cache was made.
     "pinfold_malloc::changeable::publish",
     // Makes a thread, if another process asks for a heap profile. Runs in a shepherd's thread, or
@@ -147,7 +147,7 @@ const EXCLUDED: &[&str] = &[
     // Walks the stack for a heap profile, on a stack of its own.
     "pinfold_profile_on_stack",
     // Walks the stack for caches that record callers (`PINFOLD_SLAB_DEBUG` with U).
-    "pinfold::slab::debug::track::Track::here",
+    "pinfold::slab::checks::debug::track::Track::here",
 ];
 
 const POINTERS: &[(&str, &[&str])] = &[
@@ -178,7 +178,7 @@ const POINTERS: &[(&str, &[&str])] = &[
     (
         "pinfold::shepherd::*",
         &[
-            "pinfold::slab::idle::drain",
+            "pinfold::slab::cpu::idle::drain",
             "pinfold::heap::sampling::look",
             "pinfold::show::live::look",
         ],
@@ -198,10 +198,10 @@ const POINTERS: &[(&str, &[&str])] = &[
     ("pinfold_malloc::control::*", &[]),
     // Constructors of objects are the program's own code.
     (
-        "pinfold::slab::handler_frees::<impl pinfold::slab::node::Node>::take_back",
+        "pinfold::slab::node::handler_frees::<impl pinfold::slab::node::part::Node>::take_back",
         &[],
     ),
-    ("pinfold::slab::slabs::Slabs::take", &[]),
+    ("pinfold::slab::node::slabs::Slabs::take", &[]),
 ];
 
 const REPEATED: &[(&str, &str)] = &[];

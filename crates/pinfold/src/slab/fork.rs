@@ -1,10 +1,15 @@
 //! What a fork does in this layer: it takes the locks of all caches, and removes what threads that
 //! do not exist in the child left behind. Also has the shepherd call this layer.
 
-use super::{descriptor, idle, in_flight, key, registry, sheaf};
 use crate::cache_units::{SHEAF_UNITS, STOPPING};
 use crate::fork;
 use crate::lock::{Hooks, Rank, Word};
+use crate::slab::cache::descriptor;
+use crate::slab::cache::registry;
+use crate::slab::checks::key;
+use crate::slab::cpu::idle;
+use crate::slab::cpu::in_flight;
+use crate::slab::cpu::sheaf;
 use crate::{arena, shepherd};
 
 /// Makes forks take the locks of this layer and of the arenas below, and the shepherd's ticks drain

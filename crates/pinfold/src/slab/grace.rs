@@ -3,7 +3,7 @@
 //! A *reader* is a thread between [`enter`] and the drop of its [`Guard`]. A *grace period* is a
 //! span of time in which every reader that was inside at its beginning has left. An object is *out
 //! of sight* when new readers cannot find it. After a grace period that began later, no reader uses
-//! the object, and it can be freed: see [`free_deferred`](super::KmemCache::free_deferred).
+//! the object, and it can be freed: see [`free_deferred`](crate::slab::KmemCache::free_deferred).
 //!
 //! # The counts
 //!
@@ -125,7 +125,7 @@ static PERIOD: Lock<u8> = Lock::new(Rank::Grace, 0);
 
 /// Makes the thread a reader until the guard is dropped. Until then, an object that the thread has
 /// looked up is not freed, if all frees of such objects are
-/// [deferred](super::KmemCache::free_deferred). See [`enter`].
+/// [deferred](crate::slab::KmemCache::free_deferred). See [`enter`].
 ///
 /// ```
 /// use pinfold::slab::grace::{Guard, enter};

@@ -12,7 +12,7 @@
 //! * A **sheaf** is an array of pointers to free objects (`sheaf`). Each CPU has a main sheaf and a
 //!   spare sheaf (`cache_units`). The fast paths pop from the main sheaf, or push to it, in one
 //!   **critical section**: a restartable sequence, or a short lock where the kernel offers none.
-//! * A **barn** is a node's store of full and empty sheaves. CPUs exchange sheaves there (`node`).
+//! * A **barn** is a node's store of full and empty sheaves. CPUs exchange sheaves there (`part`).
 //! * A **slab** is a run of memory from the node's arena, cut into objects (`slabs`). The
 //!   run's record has a bit for each object, set while the object is free. So allocating and
 //!   freeing do not touch the objects.
@@ -26,7 +26,9 @@
 //!
 //! # Floors
 //!
-//! A module uses only modules of its own floor and of those below. `cargo xtask tidy` checks this.
+//! The folders `cpu`, `node`, `checks`, `cache` and `report` group the modules by subject. Each
+//! module stands on a floor by itself: it uses only modules of its own floor and of those below.
+//! `cargo xtask tidy` checks this.
 //!
 //! | floor | modules |
 //! |---|---|
@@ -34,7 +36,7 @@
 //! | caches | `kmem_cache`, `builder`, `lifetime`; `kmalloc`; `bundle`, `prefilled`, `mempool` |
 //! | the process | `fork` |
 //! | the protocol of CPUs | `sheaf_units`, `remote`, `idle`, `reclaim`; `in_flight`, `deferred`; `harden`, `debugged` |
-//! | a cache on a node | `place`, `registry`, `descriptor`, `node`, `node_survey`, `handler_frees`, `debugged_node`, `events`, `refuse` |
+//! | a cache on a node | `place`, `registry`, `descriptor`, `part`, `survey`, `handler_frees`, `debugged_node`, `events`, `refuse` |
 //! | slabs and sheaves | `objects`, `slabs`, `slab_bits`, `purge`, `look`, `guard`; `sheaf` |
 //! | plain facts | `geometry`, `tune`, `key`, `debug` |
 //! | beside | [`grace`] |
@@ -50,74 +52,39 @@
 //! | sealed, pending | the thread that takes the list; the holder of the lock `pending` | its grace period ends, and a thread takes it in hand |
 //! | in the pool of blocks, without objects | the holder of the pool's lock | a thread takes it in hand |
 
-#[cfg(feature = "allocator-api2")]
-mod allocator;
-mod attributes;
-mod builder;
-mod bundle;
-pub mod debug;
-mod debugged;
-mod debugged_node;
-mod deferred;
-mod descriptor;
-mod events;
+mod cache;
+mod checks;
+mod cpu;
 mod fork;
-mod geometry;
 pub mod grace;
-mod guard;
-mod handler_frees;
-mod harden;
-mod idle;
-mod in_flight;
-mod info;
-mod key;
-pub(crate) mod kmalloc;
-mod kmem_cache;
-mod lifetime;
-mod look;
-mod mempool;
 mod node;
-mod node_survey;
-mod objects;
-mod place;
-mod prefilled;
-mod purge;
-mod reclaim;
-mod refuse;
-mod registry;
-mod remote;
-mod sampled;
-mod sheaf;
-mod sheaf_units;
-mod slab_bits;
-mod slabinfo;
-mod slabs;
-mod tune;
-mod typed;
+mod report;
 
 pub use crate::cache_units::MAX_CACHES;
 #[cfg(feature = "allocator-api2")]
-pub use allocator::Kmalloc;
-pub use attributes::Attributes;
-pub use builder::Builder;
-pub use debug::DebugFlags;
-pub use descriptor::{CacheError, MAX_OBJECT_SIZE, set_sheaf_budget};
-pub(crate) use events::show_all;
-pub use info::{Info, Statistics, caches};
+pub use cache::allocator::Kmalloc;
+pub use cache::builder::Builder;
+pub use cache::descriptor::{CacheError, MAX_OBJECT_SIZE, set_sheaf_budget};
+pub(crate) use cache::kmalloc;
+pub use cache::kmem_cache::KmemCache;
+pub use cache::lifetime::{Inconsistency, Leak};
+pub use cache::mempool::MemPool;
+pub use cache::prefilled::{OutOfMemory, Prefilled};
+pub use cache::reclaim::shrink_all;
+pub(crate) use cache::reclaim::{make_room, or_reclaim, or_reclaim_for};
 #[doc(hidden)]
-pub use key::{HARDENED_VARIABLE, parse_hardened};
-pub use kmem_cache::KmemCache;
-pub use lifetime::{Inconsistency, Leak};
-pub use look::Usage;
-pub use mempool::MemPool;
-pub use prefilled::{OutOfMemory, Prefilled};
-pub use reclaim::shrink_all;
-pub(crate) use reclaim::{make_room, or_reclaim, or_reclaim_for};
-#[doc(hidden)]
-pub use reclaim::{trim_everywhere, trim_here};
-pub(crate) use sheaf_units::tick;
-pub use slabinfo::{Slabinfo, slabinfo};
-pub use tune::{sheaf_budget, sheaf_bytes};
-pub use typed::{
+pub use cache::reclaim::{trim_everywhere, trim_here};
+pub use cache::tune::{sheaf_budget, sheaf_bytes};
+pub use cache::typed::{
     Cache, Handle, Kept, ObjectCache, Reusable, Shared, SharedCache, TryAllocError, UninitHandle,
 };
+pub use checks::debug;
+pub use checks::debug::DebugFlags;
+#[doc(hidden)]
+pub use checks::key::{HARDENED_VARIABLE, parse_hardened};
+pub(crate) use cpu::sheaf_units::tick;
+pub use node::look::Usage;
+pub use report::attributes::Attributes;
+pub(crate) use report::events::show_all;
+pub use report::info::{Info, Statistics, caches};
+pub use report::slabinfo::{Slabinfo, slabinfo};

@@ -1,0 +1,428 @@
+//! A cache's descriptor: how it is made, and how it is retired.
+//!
+//! A descriptor's memory is never freed. After the cache was destroyed, it becomes the descriptor
+//! of another cache, once no thread looks at it any more (`registry`).
+
+use super::registry::{self, for_each, of_class_id};
+use super::tune::{self, BARN_BYTES, Capacity};
+use crate::arena::{self, GRANULE};
+use crate::cache_units::{ALL_CLASSES, CLASSES, CacheId, MAX_CACHES, SPARE, STOPPING};
+use crate::lock::{Llist, Lock, Rank, Word};
+use crate::mempolicy::Placement;
+use crate::slab::checks::debug::DebugFlags;
+use crate::slab::cpu::place::Place;
+use crate::slab::cpu::sheaf::SheafList;
+use crate::slab::node::objects::{Objects, Treatment};
+use crate::slab::node::part::Node;
+use core::alloc::Layout;
+use core::ops::Deref;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+
+/// Bytes of the largest object.
+pub const MAX_OBJECT_SIZE: usize = 64 << 10;
+
+/// A cache's descriptor.
+///
+/// Dereferences to [`Objects`]: what the cache knows of its objects.
+pub(crate) struct Descriptor {
+    objects: Objects,
+    /// Objects in a sheaf.
+    pub(crate) sheaves: Capacity,
+    /// The cache's part on each node. The next cache with this descriptor gets the same memory.
+    nodes: NonNull<[Node]>,
+    /// Where the cache's memory should be, if the cache has a policy of its own.
+    pub(crate) placement: Option<Placement>,
+    /// Bytes in full sheaves that a node's barn holds.
+    barn_bytes: usize,
+    /// Counts refills, for a policy that takes nodes in turn.
+    pub(crate) turn: AtomicU32,
+    /// Objects that wait for their readers.
+    pub(crate) deferred: Deferred,
+    /// Whether heap profiles sample the objects.
+    pub(crate) is_profiled: bool,
+}
+
+// SAFETY: threads may share the nodes that `nodes` points to, as they may share all other fields.
+// The nodes' memory is never freed.
+unsafe impl Sync for Descriptor {}
+
+impl Deref for Descriptor {
+    type Target = Objects;
+
+    #[inline(always)]
+    fn deref(&self) -> &Objects {
+        &self.objects
+    }
+}
+
+/// A cache's deferred objects that have left the CPUs' units (`deferred`).
+pub(crate) struct Deferred {
+    /// The sealed list, by the sheaves' words. Slot 0 of each sheaf's block is the link.
+    pub(crate) sealed: Llist,
+    pub(crate) pending: Lock<Pending>,
+    /// Whether an object was ever deferred.
+    pub(crate) used: AtomicBool,
+}
+
+/// The sheaves that wait for a grace period.
+pub(crate) struct Pending {
+    pub(crate) sheaves: SheafList,
+    /// The number of the grace period that the sheaves wait for.
+    pub(crate) ticket: u64,
+}
+
+impl Deferred {
+    const fn new() -> Deferred {
+        Deferred {
+            sealed: Llist::new(AtomicU64::new(0)),
+            pending: Lock::new(
+                Rank::Pending,
+                Pending {
+                    sheaves: SheafList::new(),
+                    ticket: 0,
+                },
+            ),
+            used: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn is_used(&self) -> bool {
+        self.used.load(Relaxed)
+    }
+}
+
+/// The settings that a cache is made with.
+#[derive(Clone, Copy)]
+pub(crate) struct Options {
+    pub(crate) treatment: Treatment,
+    /// Objects in a sheaf; `None` to choose by their size.
+    pub(crate) sheaf_capacity: Option<usize>,
+    /// Where the cache's memory should be, if the cache has a policy of its own.
+    pub(crate) placement: Option<Placement>,
+    /// Whether the process may use at least one node of the policy.
+    pub(crate) possible: bool,
+    /// Bytes in full sheaves that a node's barn holds.
+    pub(crate) barn_bytes: usize,
+    /// Whether heap profiles sample the objects.
+    pub(crate) profiled: bool,
+}
+
+impl Options {
+    pub(crate) const NONE: Options = Options {
+        treatment: Treatment {
+            constructor: None,
+            debug: DebugFlags::NONE,
+            hardened: None,
+            one_color: false,
+        },
+        sheaf_capacity: None,
+        placement: None,
+        possible: true,
+        barn_bytes: BARN_BYTES,
+        profiled: false,
+    };
+}
+
+/// The reason that a cache cannot be made.
+///
+/// ```
+/// use pinfold::slab::{CacheError, KmemCache};
+/// use std::alloc::Layout;
+///
+/// let large = KmemCache::new("large", Layout::new::<[u8; 1 << 20]>());
+/// assert_eq!(large.err(), Some(CacheError::TooLarge));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CacheError {
+    /// The object is larger than [`MAX_OBJECT_SIZE`], or its alignment exceeds 64 KiB.
+    TooLarge,
+    /// There are [`MAX_CACHES`] caches already.
+    TooMany,
+    /// The system has no memory.
+    NoMemory,
+    /// None of the nodes that the cache's policy names has memory that this process may use.
+    NoNodes,
+}
+
+impl core::fmt::Display for CacheError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            CacheError::TooLarge => {
+                "objects of a cache are at most 64 KiB large and aligned; use pinfold::arena for larger ones"
+            }
+            CacheError::TooMany => "there are 4096 caches already; destroy some, or share one for equal layouts",
+            CacheError::NoNodes => {
+                "none of the nodes of the cache's policy may be used here; see Mems_allowed_list in /proc/self/status"
+            }
+            CacheError::NoMemory => "the system has no memory for a new cache",
+        })
+    }
+}
+
+impl core::error::Error for CacheError {}
+
+/// Whether the cache of a size class checks its blocks.
+// `near!` needs it.
+#[used]
+pub(crate) static CLASSES_CHECK: AtomicBool = AtomicBool::new(false);
+
+/// The numbers of destroyed caches, and how many numbers after those of the classes were ever given
+/// out. All are zero at the start, so that the table takes no room in the library's file.
+struct Numbers {
+    free: [u16; MAX_CACHES],
+    freed: usize,
+    given: usize,
+}
+
+static NUMBERS: Lock<Numbers> = Lock::new(
+    Rank::Registry,
+    Numbers {
+        free: [0; MAX_CACHES],
+        freed: 0,
+        given: 0,
+    },
+);
+
+impl Numbers {
+    /// Chooses the number of a new cache: that of a destroyed cache at which no thread looks, or
+    /// one that was never used. Returns the number, and where it is among the free ones.
+    fn choose(&self) -> Option<(CacheId, Option<usize>)> {
+        let freed = (0..self.freed).rev();
+        let mut freed = freed.map(|at| (CacheId::from_entry(self.free[at]), Some(at)));
+        freed
+            .find(|&(id, _)| registry::is_free(id))
+            .or_else(|| Some((CacheId::nth(ALL_CLASSES + self.given)?, None)))
+    }
+
+    /// Notes that the number that [`choose`](Self::choose) returned with `at` now has a cache.
+    fn take(&mut self, at: Option<usize>) {
+        match at {
+            Some(at) => {
+                self.freed -= 1;
+                self.free[at] = self.free[self.freed];
+            }
+            None => self.given += 1,
+        }
+    }
+}
+
+impl Descriptor {
+    /// Makes a cache and enters it into the registry.
+    pub(crate) fn create(
+        name: &str,
+        layout: Layout,
+        options: Options,
+    ) -> Result<&'static Descriptor, CacheError> {
+        if layout.size() > MAX_OBJECT_SIZE || layout.align() > GRANULE {
+            return Err(CacheError::TooLarge);
+        }
+        if !options.possible {
+            return Err(CacheError::NoNodes);
+        }
+        let mut numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
+        let (id, at) = numbers.choose().ok_or(CacheError::TooMany)?;
+        arena::init();
+        let cache = Descriptor::enter(name, layout, id, options).ok_or(CacheError::NoMemory)?;
+        numbers.take(at);
+        Ok(cache)
+    }
+
+    /// Returns the cache of the first size class, and makes it if needed. Waits for a fork. Returns
+    /// `None` in a signal handler that may not wait for the registry's lock.
+    pub(crate) fn create_first(name: &str, size: usize) -> Option<&'static Descriptor> {
+        let _numbers = NUMBERS.lock()?;
+        arena::init();
+        Descriptor::enter_class(name, size, 0)
+    }
+
+    /// Returns the cache of another size class, and makes it if needed. Returns `None` if it would
+    /// have to wait for a fork.
+    pub(crate) fn create_class(
+        name: &str,
+        size: usize,
+        class: usize,
+    ) -> Option<&'static Descriptor> {
+        let _numbers = NUMBERS.lock_or_divert()?;
+        Descriptor::enter_class(name, size, class)
+    }
+
+    /// Returns the cache of a size class, and makes it if needed. The caller holds the registry's
+    /// lock.
+    fn enter_class(name: &str, size: usize, class: usize) -> Option<&'static Descriptor> {
+        // Blocks of a class are aligned to the largest power of two that divides its size, at most
+        // a granule.
+        let align = (1 << size.trailing_zeros()).min(GRANULE);
+        let layout = Layout::from_size_align(size, align).ok()?;
+        let mut options = Options::NONE;
+        options.treatment.one_color = true;
+        if class >= CLASSES {
+            // Few blocks are sampled, so a sheaf should not hold many.
+            options.sheaf_capacity = (size < GRANULE / 2).then_some(tune::MIN_CAPACITY);
+        }
+        let id = CacheId::of_class(class);
+        of_class_id(id).or_else(|| Descriptor::enter(name, layout, id, options))
+    }
+
+    /// Makes the descriptor of number `id`, which is free, and enters it into the registry. The
+    /// caller holds the registry's lock.
+    fn enter(
+        name: &str,
+        layout: Layout,
+        id: CacheId,
+        options: Options,
+    ) -> Option<&'static Descriptor> {
+        let (cache, nodes) = match registry::retired(id) {
+            Some(cache) => {
+                // SAFETY: the number is free and the registry is locked, so no other thread uses
+                // the descriptor or its nodes.
+                let nodes = unsafe { cache.as_ref().nodes };
+                // SAFETY: for the same reason, no other thread uses the nodes.
+                unsafe { &mut *nodes.as_ptr() }
+                    .iter_mut()
+                    .for_each(Node::renew);
+                (cache, nodes)
+            }
+            None => {
+                let nodes = Node::make_all()?;
+                let memory = arena::alloc_metadata(Layout::new::<Descriptor>())?;
+                (memory.cast(), nodes)
+            }
+        };
+        let objects = Objects::new(id, name, layout, options.treatment);
+        if id.any_class().is_some() && objects.checks() {
+            CLASSES_CHECK.store(true, Relaxed);
+        }
+        let (size, has_sheaves) = (objects.geometry.size, objects.slot_layout.is_none());
+        // SAFETY: the memory has room for a descriptor, and only this thread uses it: it is new, or
+        // its number is free.
+        unsafe {
+            cache.write(Descriptor {
+                objects,
+                sheaves: Capacity::new(size, options.sheaf_capacity, has_sheaves),
+                nodes,
+                placement: options.placement,
+                barn_bytes: options.barn_bytes,
+                turn: AtomicU32::new(0),
+                deferred: Deferred::new(),
+                is_profiled: options.profiled,
+            });
+        }
+        registry::publish(id, cache);
+        // SAFETY: the descriptor was written above. It stays as it is until its owner retires it,
+        // and the owner is the caller.
+        let cache: &'static Descriptor = unsafe { cache.as_ref() };
+        cache.show();
+        Some(cache)
+    }
+
+    /// Takes the cache out of the registry, so that its number and its descriptor may be used
+    /// again. Does nothing in a signal handler that may not wait for the locks. The caller
+    /// owns the cache, has seen that it [is bare](Self::is_bare), and does not use it any more.
+    pub(crate) fn retire(&self) {
+        // A thread that takes idle sheaves may be using this cache. It holds this lock while it
+        // does so.
+        let Some(_stopping) = STOPPING.lock() else {
+            return;
+        };
+        let Some(mut numbers) = NUMBERS.lock() else {
+            return;
+        };
+        registry::retire(self.id);
+        self.hide();
+        self.sheaves.retire();
+        let freed = numbers.freed;
+        numbers.free[freed] = self.id.entry();
+        numbers.freed += 1;
+    }
+
+    /// Returns whether the cache has no slab, no object in a barn, and none that is set aside or
+    /// deferred. Returns false in a signal handler that cannot look.
+    pub(crate) fn is_bare(&self) -> bool {
+        let deferred = &self.deferred;
+        let none_pending = || {
+            let pending = deferred.pending.lock();
+            pending.is_some_and(|pending| pending.sheaves.length == 0)
+        };
+        let none_waits = !deferred.is_used() || (deferred.sealed.is_empty() && none_pending());
+        none_waits && self.nodes().iter().all(Node::is_bare)
+    }
+
+    pub(crate) fn nodes(&self) -> &[Node] {
+        // SAFETY: `enter` wrote the nodes. They are only written anew with the descriptor, to which
+        // this thread has a reference.
+        unsafe { self.nodes.as_ref() }
+    }
+
+    /// Returns the node whose memory holds `object`, which is an object of this cache.
+    pub(crate) fn home(&self, object: *mut u8) -> &Node {
+        let nodes = self.nodes();
+        &nodes[arena::node_of(object as usize).min(nodes.len() - 1)]
+    }
+
+    /// Returns the current CPU's word of one of this cache's sheaves.
+    #[inline(always)]
+    pub(crate) fn place(&self, kind: usize) -> Place {
+        Place::of(self.id, kind)
+    }
+
+    /// Returns the offset of the main sheaf's word in every unit.
+    pub(crate) fn main(&self) -> usize {
+        self.id.main()
+    }
+
+    /// Returns the offset, in a unit, of the word of the sheaf that allocations pop from.
+    pub(crate) fn source(&self) -> usize {
+        match &self.hardening {
+            Some(_) => self.main() + SPARE,
+            None => self.main(),
+        }
+    }
+
+    /// Returns the capacity for a sheaf that is filled now.
+    #[inline]
+    pub(crate) fn capacity(&self) -> usize {
+        self.sheaves.now()
+    }
+
+    /// Returns the most full sheaves that the cache's barn holds on a node where the cache has
+    /// `slabs` slabs.
+    pub(crate) fn barn_most(&self, slabs: usize) -> usize {
+        let in_slabs = self
+            .id
+            .any_class()
+            .map(|_| slabs * self.geometry.slab_bytes);
+        tune::barn_most(
+            self.geometry.size,
+            self.capacity(),
+            self.barn_bytes,
+            in_slabs,
+        )
+    }
+}
+
+/// Sets the sheaf budget: how many bytes one CPU's sheaves of all caches together may hold. The
+/// default is 32 MiB.
+///
+/// All caches claim their part of the budget again, except those whose capacity the program chose.
+/// The size classes come first, smallest sizes first. A cache that finds the budget used up has the
+/// smallest sheaves. Sheaves keep their capacity until they are next filled or emptied. Costs two
+/// walks over a table of [`MAX_CACHES`] words.
+///
+/// ```
+/// use pinfold::slab::set_sheaf_budget;
+///
+/// set_sheaf_budget(8 << 20);
+/// ```
+pub fn set_sheaf_budget(bytes: usize) {
+    tune::set_budget(bytes);
+    for_each(|cache| cache.sheaves.shrink());
+    for_each(|cache| cache.sheaves.grow());
+}
+
+/// Returns the word of the registry's lock, for a fork.
+pub(crate) fn registry_word() -> &'static Word {
+    NUMBERS.word()
+}

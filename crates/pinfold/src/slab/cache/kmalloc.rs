@@ -1,0 +1,474 @@
+//! Caches by size, for callers that have no cache of their own. `malloc` is built on them.
+//!
+//! | bytes | step | unused part of a block, at most |
+//! |---|---|---|
+//! | 16 … 128 | 16 | |
+//! | 160 … 1024 | a quarter of the power of two below | a fifth |
+//! | 1152 … 65536 | an eighth of the power of two below | a ninth |
+//! | 131072 … 524288 | 65536 | a half; of blocks above 128 KiB a third |
+//!
+//! A block of the last row takes no memory for the pages that the program never touches.
+//!
+//! Each size has a *class*: the smallest block size that fits. A table maps each size up to
+//! [`MAX_SMALL_SIZE`] to its class. The class of a larger size is computed. A slab of a class from
+//! 64 KiB on holds one object.
+//!
+//! The cache of class c has number 10 + c in the page map and in the units. So the common path of
+//! `malloc` and `free` computes the place of a sheaf without looking up the cache's descriptor.
+//!
+//! Each class has a twin for *sampled* blocks: blocks that a heap profile follows. Class c has the
+//! twin [`CLASSES`] + c ([`sampled`]), which has a cache of its own. So the page map tells a
+//! sampled block from others, and the fast path of `free` does not know its class. Only
+//! [`class_of_any`] and the functions that say so know the twins.
+
+mod checked;
+
+pub use checked::{any_checks, fits, is_in_use, requested, set_requested};
+
+use super::descriptor::Descriptor;
+use super::registry::{of_class, of_class_id, pin_by_entry};
+use crate::arena::{GRANULE, GRANULE_SHIFT};
+use crate::cache_units::{ALL_CLASSES, COUNTDOWN, CacheId, MAIN, units};
+use crate::slab::cpu::place::Place;
+use crate::slab::fork;
+use crate::slab::node::slabs::Slab;
+use crate::topology::facts;
+use core::ptr::null_mut;
+use core::sync::atomic::AtomicUsize;
+use pinfold_rseq::{BESIDE, near};
+
+/// Number of classes.
+pub const CLASSES: usize = crate::cache_units::CLASSES;
+/// The largest size that the table maps to its class, in bytes.
+pub const MAX_SMALL_SIZE: usize = 32 << 10;
+/// The largest class's size in bytes.
+pub const MAX_CLASS_SIZE: usize = 512 << 10;
+
+/// Each of these three is the first class behind a row of the module's table: behind the steps of
+/// 16 bytes, behind the quarters, and behind the eighths.
+const BY_16: usize = 8;
+const BY_QUARTERS: usize = BY_16 + 4 * 3;
+const BY_EIGHTHS: usize = BY_QUARTERS + 8 * 6;
+
+/// The size of each class, in bytes.
+pub const SIZES: [usize; CLASSES] = {
+    let mut sizes = [0; CLASSES];
+    let mut class = 0;
+    while class < CLASSES {
+        sizes[class] = if class < BY_16 {
+            16 * (class + 1)
+        } else if class < BY_QUARTERS {
+            let nth = class - BY_16;
+            (128 << (nth / 4)) / 4 * (5 + nth % 4)
+        } else if class < BY_EIGHTHS {
+            let nth = class - BY_QUARTERS;
+            (1024 << (nth / 8)) / 8 * (9 + nth % 8)
+        } else {
+            (class - BY_EIGHTHS + 2) * GRANULE
+        };
+        class += 1;
+    }
+    sizes
+};
+
+type Offsets = [u16; MAX_SMALL_SIZE / 16 + 1];
+
+/// Entry n holds the smallest class for 16·n bytes, as the offset of its cache's words in the
+/// units.
+///
+/// The table has 4 KiB. A second, coarser table for large sizes would save memory, but the fast
+/// path would need a branch to choose the table.
+// `near!` needs it.
+#[used]
+static OFFSETS: Offsets = {
+    let mut offsets = [0; MAX_SMALL_SIZE / 16 + 1];
+    let (mut at, mut class) = (0, 0);
+    while at < offsets.len() {
+        while SIZES[class] < 16 * at {
+            class += 1;
+        }
+        offsets[at] = CacheId::of_class(class).main() as u16;
+        at += 1;
+    }
+    offsets
+};
+
+/// Returns the offset in the units of the words of the class for `size` bytes. `size` is at most
+/// [`MAX_SMALL_SIZE`].
+#[inline(always)]
+fn offset_of(size: usize) -> usize {
+    // The sum cannot overflow: every caller checks that the size is at most `MAX_SMALL_SIZE`.
+    let at = (size + 15) >> 4;
+    // SAFETY: every caller checks that the size is at most `MAX_SMALL_SIZE`, and the table has an
+    // entry for each of these sizes.
+    usize::from(*unsafe { near!(OFFSETS, Offsets).get_unchecked(at) })
+}
+
+/// Returns the smallest class for `size` bytes. `size` is at most [`MAX_CLASS_SIZE`].
+#[inline]
+pub fn class_of(size: usize) -> usize {
+    debug_assert!(size <= MAX_CLASS_SIZE);
+    if size <= MAX_SMALL_SIZE {
+        (offset_of(size) - CacheId::of_class(0).main()) / 8
+    } else if size <= GRANULE {
+        // Sizes from 32 KiB to 64 KiB are 4 KiB apart. The shift gives 8 for the first of them,
+        // which is class `BY_EIGHTHS - 8`.
+        BY_EIGHTHS - 16 + ((size - 1) >> 12)
+    } else {
+        BY_EIGHTHS - 1 + ((size - 1) >> GRANULE_SHIFT)
+    }
+}
+
+/// Returns the smallest class for `size` bytes whose blocks all lie at multiples of `align`, a
+/// power of two. Returns `None` if there is none.
+///
+/// A slab begins at a multiple of 64 KiB. So every block of a class lies at a multiple of each
+/// power of two up to 64 KiB that divides the class's size.
+pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
+    let size = size.max(1).checked_next_multiple_of(align)?;
+    if size > MAX_CLASS_SIZE || align > GRANULE {
+        return None;
+    }
+    (class_of(size)..CLASSES).find(|&class| SIZES[class].is_multiple_of(align))
+}
+
+/// Returns the bytes of a block of a class, or of a twin.
+#[inline]
+pub fn size_of_class(class: usize) -> usize {
+    SIZES[class % CLASSES]
+}
+
+/// Returns the twin of a class for sampled blocks.
+#[inline]
+pub const fn sampled(class: usize) -> usize {
+    CLASSES + class
+}
+
+/// Returns whether a class is a twin for sampled blocks.
+#[inline]
+pub const fn is_sampled(class: usize) -> bool {
+    class >= CLASSES
+}
+
+/// Returns the class or the twin whose number `entry`, an entry of the page map, is. Returns `None`
+/// if it is neither's.
+#[inline]
+pub fn class_of_any(entry: u16) -> Option<usize> {
+    CacheId::from_entry(entry).any_class()
+}
+
+/// Returns the class whose number `entry`, an entry of the page map, is. Returns `None` if it is
+/// not the number of a class.
+#[inline]
+pub fn class_of_entry(entry: u16) -> Option<usize> {
+    CacheId::from_entry(entry).class()
+}
+
+/// Prepares the allocator: reads the facts of the machine, makes the first class's cache, and
+/// chooses the backend.
+///
+/// Returns false if there is no memory. Also returns false while another thread is choosing the
+/// backend, or the frame that this signal handler interrupted; and while another thread forks, if
+/// no call has returned true before. Calls after the first cost two loads.
+///
+/// The cache of any other class is made when it is first used. A small program uses few classes,
+/// and each cache touches about 900 bytes.
+pub fn init() -> bool {
+    of_class(0)
+        .or_else(|| {
+            fork::register().then_some(())?;
+            with_name(0, |name| Descriptor::create_first(name, SIZES[0]))
+        })
+        .is_some_and(|_| facts::choose_backend())
+}
+
+/// Makes the caches of all classes, for a caller that lists all caches. Does nothing before
+/// [`init`].
+pub(crate) fn make_all() {
+    (0..CLASSES).for_each(|class| {
+        cache_of(CacheId::of_class(class));
+    });
+}
+
+/// Returns the cache of the class with number `id`, and makes the cache if it does not exist yet.
+///
+/// Returns `None` before [`init`], and if there is no memory. May return `None` while another
+/// thread forks, and in a signal handler that interrupted the allocator.
+#[inline]
+fn cache_of(id: CacheId) -> Option<&'static Descriptor> {
+    of_class_id(id).or_else(|| {
+        of_class(0)?;
+        create(id.any_class()?)
+    })
+}
+
+#[cold]
+#[inline(never)]
+fn create(class: usize) -> Option<&'static Descriptor> {
+    with_name(class, |name| {
+        Descriptor::create_class(name, size_of_class(class), class)
+    })
+}
+
+/// Calls `f` with the name of the class's cache. A pattern for a class's name, as `kmalloc-*`, also
+/// means its twin.
+fn with_name<R>(class: usize, f: impl FnOnce(&str) -> R) -> R {
+    const TWIN: &[u8] = b"-sampled";
+    let mut name = *b"kmalloc-000000-sampled";
+    let mut rest = size_of_class(class);
+    let digits = if rest < 100_000 { 5 } else { 6 };
+    let end = 8 + digits;
+    for digit in name[8..end].iter_mut().rev() {
+        *digit = b'0' + (rest % 10) as u8;
+        rest /= 10;
+    }
+    name[end..end + TWIN.len()].copy_from_slice(TWIN);
+    let length = if is_sampled(class) {
+        end + TWIN.len()
+    } else {
+        end
+    };
+    f(core::str::from_utf8(&name[..length]).unwrap_or("kmalloc"))
+}
+
+/// Returns words that the caller of [`alloc_fast`] and [`free_fast`] may use for its own purposes.
+/// They lie in the cache line that these functions read.
+#[inline(always)]
+pub fn beside() -> &'static [AtomicUsize; BESIDE] {
+    units().beside()
+}
+
+/// Returns whether [`alloc_fast`] and [`free_fast`] may be called. They may if the backend has
+/// restartable sequences and the units have a copy of its offsets. Once true, always true.
+pub fn has_fast_paths() -> bool {
+    units().learn().is_some()
+}
+
+/// Allocates a block from the CPU's main sheaf. Returns null if there is no such sheaf, or an empty
+/// one.
+///
+/// For a caller whose own fast path must contain no call. If this returns null, the caller calls
+/// [`alloc`].
+///
+/// # Safety
+///
+/// [`has_fast_paths`] has returned true, and `size` is at most [`MAX_SMALL_SIZE`].
+#[inline(always)]
+pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
+    let offset = offset_of(size);
+    // SAFETY: every unit has a word for the class's main sheaf at this offset. `has_fast_paths`
+    // returned true, as the caller promises, so the backend has restartable sequences.
+    unsafe { units().known_area().pop(offset) }
+}
+
+/// Allocates a block as [`alloc_fast`] does, and counts its bytes for the heap profile.
+///
+/// Returns null if there is no such block, or if a sample is due. The block is not counted then.
+/// The caller asks [`profile::due`](crate::profile::due). Costs one critical section.
+///
+/// # Safety
+///
+/// The same as for [`alloc_fast`].
+#[inline(always)]
+pub unsafe fn alloc_counted(size: usize) -> *mut u8 {
+    let offset = offset_of(size);
+    // SAFETY: every unit has a word for the class's main sheaf at this offset, and one at
+    // `COUNTDOWN`. `has_fast_paths` returned true, as the caller promises, so the backend has
+    // restartable sequences.
+    unsafe {
+        let area = units().known_area();
+        area.pop_counted::<COUNTDOWN>(offset, size as i64)
+    }
+}
+
+/// Frees a block. `entry` is the block's entry in the page map. Does not test which backend is in
+/// use.
+///
+/// # Safety
+///
+/// The caller owns the block, which is of the class with this entry, and gives it up.
+/// [`has_fast_paths`] has returned true.
+#[inline(always)]
+pub unsafe fn free_fast(block: *mut u8, entry: u16) {
+    let offset = usize::from(entry) * 8;
+    // SAFETY: every unit has a word for the class's main sheaf at this offset. The caller passes
+    // ownership of the block. `has_fast_paths` returned true, as the caller promises, so the
+    // backend has restartable sequences.
+    if !unsafe { units().known_area().push(offset, block) } {
+        // SAFETY: the caller passes ownership of the block, and promises that it is of the class at
+        // this offset.
+        unsafe { free_slow(block, offset) };
+    }
+}
+
+/// Allocates a block of at least `size` bytes, at most [`MAX_CLASS_SIZE`], aligned to 16 bytes.
+/// Returns null if the system has no memory or [`init`] has not run.
+///
+/// Costs one critical section on the common path.
+#[inline(always)]
+pub fn alloc(size: usize) -> *mut u8 {
+    alloc_from(class_of(size), size)
+}
+
+/// Allocates a block of class `class`. Returns null if the system has no memory or [`init`] has not
+/// run.
+///
+/// Costs one critical section on the common path.
+#[inline(always)]
+pub fn alloc_class(class: usize) -> *mut u8 {
+    alloc_from(class, SIZES[class])
+}
+
+/// Allocates a block of class `class`, or of a twin, for `size` bytes. Returns null as
+/// [`alloc_class`] does.
+#[inline(always)]
+pub fn alloc_from(class: usize, size: usize) -> *mut u8 {
+    let main = Place::of(CacheId::of_class(class), MAIN);
+    let mut block = main.pop_fast();
+    if block.is_null() {
+        block = alloc_slow(main.offset(), size);
+    }
+    take_fresh(class, block);
+    block
+}
+
+/// Allocates a block of class `class`, or of a twin, for `size` bytes, as [`alloc_class`] does, for
+/// a caller that has just found the CPU's main sheaf empty.
+pub fn alloc_missed(class: usize, size: usize) -> *mut u8 {
+    let block = alloc_slow(CacheId::of_class(class).main(), size);
+    take_fresh(class, block);
+    block
+}
+
+/// Allocates a block of class `class`, or of a twin, whose first `size` bytes read as zeroes, for a
+/// caller that has just found the CPU's main sheaf empty. Returns null if the system has no memory
+/// or [`init`] has not run.
+///
+/// Writes zeroes to every block, except to a block of more than 64 KiB that was not used since its
+/// memory came from the system.
+pub fn alloc_zeroed(class: usize, size: usize) -> *mut u8 {
+    let block = alloc_slow(CacheId::of_class(class).main(), size);
+    if !take_fresh(class, block) && !block.is_null() {
+        // SAFETY: the block was just allocated, and has at least `size` bytes.
+        unsafe { block.write_bytes(0, size) };
+    }
+    block
+}
+
+/// Returns whether `block` of class `class`, just allocated or null, is known to read as zeroes.
+#[inline(always)]
+fn take_fresh(class: usize, block: *mut u8) -> bool {
+    let has_own_slab = class % CLASSES >= BY_EIGHTHS && !block.is_null();
+    // SAFETY: a block of a class from `BY_EIGHTHS` on is the only object of its slab, and was just
+    // allocated to this thread.
+    has_own_slab && unsafe { Slab::take_fresh(block) }
+}
+
+#[cold]
+#[inline(never)]
+extern "C" fn alloc_slow(offset: usize, size: usize) -> *mut u8 {
+    let cache = cache_of(CacheId::of_main(offset));
+    cache.map_or(null_mut(), |cache| match &cache.slot_layout {
+        Some(slot_layout) => cache.alloc_debugged_here(slot_layout, size),
+        None => cache.alloc_slow(),
+    })
+}
+
+/// Frees a block of class `class`, or of a twin. Costs one critical section on the common path.
+///
+/// # Safety
+///
+/// The caller owns the block, which is of that class, and gives it up.
+#[inline(always)]
+pub unsafe fn free_class(block: *mut u8, class: usize) {
+    let main = Place::of(CacheId::of_class(class), MAIN);
+    // SAFETY: the caller passes ownership of the block.
+    if !unsafe { main.push_fast(block) } {
+        // SAFETY: the caller passes ownership of the block, and promises that it is of the class at
+        // this offset.
+        unsafe { free_slow(block, main.offset()) };
+    }
+}
+
+/// Frees a block after the push to the CPU's main sheaf has failed.
+///
+/// # Safety
+///
+/// The caller owns the block, which is of the cache whose words are at `offset`, and gives it up.
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn free_slow(block: *mut u8, offset: usize) {
+    if let Some(cache) = of_class_id(CacheId::of_main(offset)) {
+        // SAFETY: the caller passes ownership of the block, and promises that it is of this cache.
+        unsafe { cache.free_slow(block) };
+    }
+}
+
+/// Returns how many bytes the blocks in use have. Blocks in CPUs' and barns' sheaves count as in
+/// use. Takes the nodes' locks and walks their partial slabs.
+pub fn in_use() -> usize {
+    (0..ALL_CLASSES)
+        .filter_map(of_class)
+        .map(|cache| {
+            cache
+                .nodes()
+                .iter()
+                .map(|node| node.in_use(cache))
+                .sum::<usize>()
+                * cache.geometry.size
+        })
+        .sum()
+}
+
+/// Returns whether the class's cache checks its blocks, because the process was started with
+/// debugging or hardening. Also returns true until the cache is made.
+pub fn checks(class: usize) -> bool {
+    of_class(class).is_none_or(|cache| cache.checks())
+}
+
+/// Returns the name of the cache whose number `entry`, an entry of the page map, is.
+pub fn name_of_entry(entry: u16) -> Option<impl core::fmt::Display> {
+    pin_by_entry(entry).map(|cache| cache.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_size_has_the_smallest_class_that_fits() {
+        for size in 0..=MAX_CLASS_SIZE {
+            let class = class_of(size);
+            assert!(SIZES[class] >= size, "{size}");
+            assert!(class == 0 || SIZES[class - 1] < size, "{size}");
+        }
+        assert_eq!(SIZES[CLASSES - 1], MAX_CLASS_SIZE);
+        assert!(SIZES.iter().all(|size| size.is_multiple_of(16)));
+    }
+
+    #[test]
+    fn waste_is_bounded() {
+        for pair in SIZES.windows(2).filter(|pair| pair[0] >= 128) {
+            let part = match pair[0] {
+                0..1024 => 4,
+                1024..65536 => 8,
+                _ => 1,
+            };
+            assert!((pair[1] - pair[0]) * part <= pair[0], "{pair:?}");
+        }
+    }
+
+    #[test]
+    fn aligned_classes_are_aligned() {
+        for align in (0..=16).map(|bit| 1 << bit) {
+            for size in (0..MAX_CLASS_SIZE).step_by(97) {
+                if let Some(class) = class_of_aligned(size, align) {
+                    assert!(SIZES[class] >= size && SIZES[class].is_multiple_of(align));
+                } else {
+                    assert!(size.next_multiple_of(align) > MAX_CLASS_SIZE);
+                }
+            }
+        }
+        assert_eq!(class_of_aligned(1 << 17, 1 << 17), None);
+    }
+}

@@ -1,0 +1,494 @@
+//! A cache's part on one node: the barn and the slabs, under one lock.
+//!
+//! When a CPU's sheaf is empty or full, moving each of its objects from or to a slab would make the
+//! slow path slow. So the CPU exchanges an empty sheaf for a full one at the node's barn, or the
+//! reverse. The exchange touches none of the objects. Objects go to slabs only when the barn has
+//! more full sheaves than its bound. They come from slabs only when the barn has no full sheaf.
+//!
+//! # Who may write what
+//!
+//! | what | who |
+//! |---|---|
+//! | [`Stock`]: barn and slabs | the holder of the node's lock |
+//! | `set_aside` | any thread, by one compare-exchange (`handler_frees`) |
+//! | `events` | `count_in`, under the lock |
+//! | `sparse` | the holder of the lock; any thread reads it as a hint |
+
+use super::purge::PERIODS;
+use super::slabs::Slabs;
+use crate::arena::{self, NodeRequest};
+use crate::lock::{Guard, Llist, Lock, Rank};
+use crate::segment::{NodeEvents, SlabEvent};
+use crate::slab::cache::descriptor::Descriptor;
+use crate::slab::cache::tune::QUARANTINE;
+use crate::slab::cpu::sheaf::{Sheaf, SheafList};
+use core::alloc::Layout;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
+
+/// The largest number of empty sheaves in a barn. Any beyond that go to the pool that all caches
+/// share (`sheaf`).
+const MAX_EMPTY: usize = 10;
+
+/// The least time between two calls of [`Node::release_idle`] that do anything, in milliseconds.
+const IDLE_FOR: u32 = 450;
+
+/// The capacity of sheaves while a cache's slabs are [sparse](Slabs::is_sparse). An object that
+/// moves only between callers and sheaves keeps its slab in use. With small sheaves, more freed
+/// objects reach their slabs, and more objects come from the fullest slabs. So the other slabs
+/// drain.
+const SPARSE_CAPACITY: usize = 8;
+/// The largest number of exchanges with small sheaves in one tick (some milliseconds) of the coarse
+/// clock. Later exchanges of the tick use sheaves of full size, so that a burst stays fast.
+const SPARSE_EXCHANGES: u32 = 256;
+
+/// What the node's lock protects.
+pub(crate) struct Stock {
+    pub(crate) full: SheafList,
+    empty: SheafList,
+    pub(crate) slabs: Slabs,
+    /// The smallest number of full sheaves since [`Node::release_idle`] last did its work.
+    idle: usize,
+    /// When `release_idle` last did its work, in milliseconds, wrapping.
+    looked: u32,
+    /// Exchanges with small sheaves since the coarse clock showed `counted` milliseconds, wrapping.
+    exchanges: u32,
+    counted: u32,
+}
+
+// SAFETY: the sheaves and slabs in the lists belong to the lock's holder, whichever thread it is.
+unsafe impl Send for Stock {}
+
+/// A cache's part on one node.
+pub(crate) struct Node {
+    pub(crate) stock: Lock<Stock>,
+    /// The objects freed while the lock could not be taken: in a signal handler that interrupted
+    /// the holder, or during a fork (`handler_frees`).
+    pub(crate) set_aside: Llist,
+    /// Where the slow paths count events: in `own_events`, or in the statistics segment.
+    pub(crate) events: AtomicPtr<NodeEvents>,
+    pub(crate) own_events: &'static NodeEvents,
+    /// Whether sparse slabs should drain, as last found under the lock.
+    sparse: AtomicBool,
+}
+
+impl Node {
+    const fn new(events: &'static NodeEvents) -> Node {
+        Node {
+            stock: Lock::new(
+                Rank::Nodes,
+                Stock {
+                    full: SheafList::new(),
+                    empty: SheafList::new(),
+                    slabs: Slabs::new(events),
+                    idle: 0,
+                    looked: 0,
+                    exchanges: 0,
+                    counted: 0,
+                },
+            ),
+            set_aside: Llist::new(AtomicU64::new(0)),
+            events: AtomicPtr::new(core::ptr::from_ref(events).cast_mut()),
+            own_events: events,
+            sparse: AtomicBool::new(false),
+        }
+    }
+
+    /// Returns whether the slabs are sparse and should drain. If so, a CPU keeps no spare sheaf. A
+    /// hint, read without the lock.
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.sparse.load(Relaxed)
+    }
+
+    /// Takes the lock. Returns `None` in a signal handler that may not wait for it, and if the
+    /// caller would have to wait for the forking thread.
+    pub(crate) fn stock(&self) -> Option<Guard<'_, Stock>> {
+        self.stock.lock_or_divert()
+    }
+
+    /// Takes the lock as [`stock`](Self::stock) does, but waits for a fork to end.
+    pub(crate) fn stock_after_fork(&self) -> Option<Guard<'_, Stock>> {
+        self.stock.lock()
+    }
+
+    /// Takes the lock to allocate from `cache` or to free to it. Waits for a fork to end, with one
+    /// exception: for a size class of malloc, returns `None`, because malloc can serve the block
+    /// from a separate mapping.
+    pub(crate) fn stock_of(&self, cache: &Descriptor) -> Option<Guard<'_, Stock>> {
+        match cache.id.any_class() {
+            Some(_) => self.stock(),
+            None => self.stock_after_fork(),
+        }
+    }
+
+    /// Makes a cache's nodes. Returns `None` if the system has no memory.
+    pub(crate) fn make_all() -> Option<NonNull<[Node]>> {
+        let count = crate::nodes::count();
+        let nodes = arena::alloc_metadata(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
+        let events = Layout::array::<NodeEvents>(count).ok()?;
+        let events = arena::alloc_metadata(events)?.cast::<NodeEvents>();
+        for nth in 0..count {
+            // SAFETY: both blocks are new, have room for `count` elements and are never unmapped.
+            unsafe {
+                events.add(nth).write(NodeEvents::new());
+                nodes.add(nth).write(Node::new(events.add(nth).as_ref()));
+            }
+        }
+        Some(NonNull::slice_from_raw_parts(nodes, count))
+    }
+
+    /// Makes a destroyed cache's node ready for a new cache. A thread that looked at the old cache
+    /// may have put an empty sheaf into the barn since.
+    pub(crate) fn renew(&mut self) {
+        if let Some(mut stock) = self.stock_after_fork() {
+            while let Some(sheaf) = stock.empty.take() {
+                sheaf.discard();
+            }
+        }
+        self.own_events.clear();
+        *self = Node::new(self.own_events);
+    }
+
+    /// Exchanges `empty` for a sheaf with objects, from the barn or filled from slabs.
+    ///
+    /// # Errors
+    ///
+    /// * Returns `empty` if the lock cannot be taken.
+    /// * Returns an empty sheaf if the slabs have no free objects and the node has no memory for a
+    ///   slab.
+    /// * Returns `None` if the system has no memory for a sheaf.
+    pub(crate) fn exchange_for_full(
+        &self,
+        cache: &Descriptor,
+        request: NodeRequest,
+        empty: Option<Sheaf>,
+    ) -> Result<Sheaf, Option<Sheaf>> {
+        let Some(mut stock) = self.stock_of(cache) else {
+            self.count(SlabEvent::AllocLockless, 1);
+            return Err(empty);
+        };
+        stock.count(SlabEvent::AllocSlowpath, 1);
+        self.sparse.store(stock.is_draining(cache), Relaxed);
+        self.take_back(cache, &mut stock);
+        // A hardened cache takes full sheaves from the barn only in `exchange_quarantined`.
+        let from_barn = cache.hardening.is_none();
+        if let Some(full) = from_barn.then(|| stock.take_full()).flatten() {
+            if let Some(empty) = empty {
+                stock.put_empty(empty);
+            }
+            stock.idle = stock.idle.min(stock.full.length);
+            stock.count(SlabEvent::BarnGet, 1);
+            return Ok(full);
+        }
+        stock.count(SlabEvent::BarnGetFail, 1);
+        let mut sheaf = match empty {
+            Some(mut sheaf) => {
+                sheaf.resize(stock.capacity(cache));
+                sheaf
+            }
+            None => stock.take_empty(cache).ok_or(None)?,
+        };
+        let slots = sheaf.slots();
+        let taken = stock.slabs.take(cache, request, slots);
+        if taken < slots.len() {
+            slots.copy_within(slots.len() - taken.., 0);
+        }
+        sheaf.set_len(taken);
+        stock.count(SlabEvent::Refilled, taken);
+        stock.count(SlabEvent::SheafRefill, taken);
+        if taken == 0 {
+            Err(Some(sheaf))
+        } else {
+            Ok(sheaf)
+        }
+    }
+
+    /// Exchanges `empty` for the oldest full sheaf of a hardened cache, if at least [`QUARANTINE`]
+    /// full sheaves remain in the barn.
+    ///
+    /// # Errors
+    ///
+    /// Returns `empty` if there are too few full sheaves, or the lock cannot be taken.
+    pub(crate) fn exchange_quarantined(
+        &self,
+        empty: Option<Sheaf>,
+    ) -> Result<Sheaf, Option<Sheaf>> {
+        let Some(mut stock) = self.stock() else {
+            return Err(empty);
+        };
+        if stock.full.length <= QUARANTINE {
+            return Err(empty);
+        }
+        let full = stock.take_oldest().ok_or(None)?;
+        stock.count(SlabEvent::AllocSlowpath, 1);
+        if let Some(empty) = empty {
+            stock.put_empty(empty);
+        }
+        stock.idle = stock.idle.min(stock.full.length);
+        stock.count(SlabEvent::BarnGet, 1);
+        Ok(full)
+    }
+
+    /// Exchanges `full`, which goes to the barn, for a sheaf with room. If the barn then has too
+    /// many full sheaves, the objects of the oldest go to their slabs.
+    ///
+    /// # Errors
+    ///
+    /// Returns `full` if the lock cannot be taken. Returns `None` if there is no memory for a new
+    /// sheaf.
+    pub(crate) fn exchange_for_empty(
+        &self,
+        cache: &Descriptor,
+        full: Option<Sheaf>,
+    ) -> Result<Sheaf, Option<Sheaf>> {
+        let Some(mut stock) = self.stock_of(cache) else {
+            self.count(SlabEvent::FreeLockless, 1);
+            return Err(full);
+        };
+        stock.count(SlabEvent::FreeSlowpath, 1);
+        self.sparse.store(stock.is_draining(cache), Relaxed);
+        if let Some(sheaf) = full {
+            stock.count(SlabEvent::BarnPut, 1);
+            stock.put_full(sheaf);
+            if let Some(mut emptied) = self.flush_oldest(cache, &mut stock) {
+                emptied.resize(stock.capacity(cache));
+                return Ok(emptied);
+            }
+        }
+        stock.take_empty(cache).ok_or(None)
+    }
+
+    /// Returns an empty sheaf. Returns `None` if the lock cannot be taken, or there is no memory.
+    pub(crate) fn empty_sheaf(&self, cache: &Descriptor) -> Option<Sheaf> {
+        let mut stock = self.stock_of(cache)?;
+        stock.take_empty(cache)
+    }
+
+    /// Puts a sheaf into the barn. If the barn then has too many full sheaves, gives the objects of
+    /// the oldest to their slabs. If the lock cannot be taken, sets each object aside.
+    pub(crate) fn put(&self, cache: &Descriptor, mut sheaf: Sheaf) {
+        let Some(mut stock) = self.stock() else {
+            // A signal handler interrupted the holder, or another thread forks.
+            for &mut object in sheaf.objects() {
+                self.set_aside(cache, object);
+            }
+            return sheaf.discard();
+        };
+        if sheaf.is_empty() {
+            stock.put_empty(sheaf);
+            return;
+        }
+        stock.count(SlabEvent::BarnPut, 1);
+        stock.put_full(sheaf);
+        let emptied = self.flush_oldest(cache, &mut stock);
+        emptied.into_iter().for_each(|sheaf| stock.put_empty(sheaf));
+    }
+
+    /// While the barn has more full sheaves than its bound, gives the objects of the oldest sheaf
+    /// to their slabs. Empties at most two sheaves. The newest sheaves stay, because their objects
+    /// are likelier to be in the processor's caches. Returns a sheaf that it emptied, if any.
+    fn flush_oldest(&self, cache: &Descriptor, stock: &mut Stock) -> Option<Sheaf> {
+        let most = match stock.drains(cache) {
+            true => 0,
+            false => cache.barn_most(stock.slabs.count),
+        };
+        let mut emptied = None;
+        for _ in 0..2 {
+            if stock.full.length <= most {
+                break;
+            }
+            let mut oldest = stock.take_oldest()?;
+            stock.count(SlabEvent::BarnPutFail, 1);
+            self.flush(cache, stock, &mut oldest);
+            if let Some(other) = emptied.replace(oldest) {
+                stock.put_empty(other);
+            }
+        }
+        emptied
+    }
+
+    /// Fills `objects` from slabs, from its start. Returns how many objects it took.
+    pub(crate) fn take_objects(
+        &self,
+        cache: &Descriptor,
+        request: NodeRequest,
+        objects: &mut [*mut u8],
+    ) -> usize {
+        let Some(mut stock) = self.stock_of(cache) else {
+            return 0;
+        };
+        self.take_back(cache, &mut stock);
+        let taken = stock.slabs.take(cache, request, objects);
+        stock.count(SlabEvent::Refilled, taken);
+        let length = objects.len();
+        objects.copy_within(length - taken.., 0);
+        taken
+    }
+
+    /// Gives objects of this node to their slabs, or sets each aside if the lock cannot be taken.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the objects, which are free, and their memory is this node's.
+    pub(crate) unsafe fn give_objects(&self, cache: &Descriptor, objects: &[*mut u8]) {
+        let Some(mut stock) = self.stock() else {
+            objects
+                .iter()
+                .for_each(|&object| self.set_aside(cache, object));
+            return;
+        };
+        stock.count(SlabEvent::Flushed, objects.len());
+        // SAFETY: the lock is held. The caller promises that it owns the objects, and that they are
+        // this node's.
+        unsafe { stock.give(cache, objects) };
+    }
+
+    /// Moves all objects of the barn to their slabs, and gives all empty slabs back to the arena.
+    /// Returns how many slabs went back.
+    pub(crate) fn shrink(&self, cache: &Descriptor) -> usize {
+        let stock = self.stock_after_fork();
+        stock.map_or(0, |mut stock| self.empty(cache, &mut stock))
+    }
+
+    /// Does what [`shrink`](Self::shrink) does, but does nothing if it would have to wait for a
+    /// fork.
+    pub(crate) fn give_all(&self, cache: &Descriptor) {
+        if let Some(mut stock) = self.stock() {
+            self.empty(cache, &mut stock);
+        }
+    }
+
+    fn empty(&self, cache: &Descriptor, stock: &mut Stock) -> usize {
+        self.take_back(cache, stock);
+        while let Some(mut sheaf) = stock.take_full() {
+            self.flush(cache, stock, &mut sheaf);
+            sheaf.discard();
+        }
+        core::iter::from_fn(|| stock.empty.take()).for_each(Sheaf::discard);
+        stock.slabs.shrink(cache)
+    }
+
+    /// Gives back what was not needed since the last call: objects of full sheaves to their slabs,
+    /// empty slabs to the arena, and pages of free objects to the system. Lets CPUs drain sparse
+    /// slabs again after a burst: with two full sheaves, they need no exchange, which would do it.
+    /// Does nothing if the last call that worked is less than [`IDLE_FOR`] milliseconds ago.
+    pub(crate) fn release_idle(&self, cache: &Descriptor, now: u32) {
+        let Some(mut stock) = self.stock() else {
+            return;
+        };
+        if now.wrapping_sub(stock.looked) < IDLE_FOR {
+            return;
+        }
+        stock.looked = now;
+        self.take_back(cache, &mut stock);
+        for _ in 0..stock.idle {
+            if let Some(mut sheaf) = stock.take_oldest() {
+                self.flush(cache, &mut stock, &mut sheaf);
+                stock.put_empty(sheaf);
+            }
+        }
+        stock.idle = stock.full.length;
+        stock.exchanges = 0;
+        self.sparse.store(stock.is_draining(cache), Relaxed);
+        stock.slabs.release_idle(cache);
+        stock.slabs.purge_idle(cache, PERIODS);
+    }
+
+    /// Gives back pages of free objects, in slabs that were left alone for `periods` periods of
+    /// about half a second. Returns whether there may be more such slabs.
+    pub(crate) fn purge_more(&self, cache: &Descriptor, periods: u32) -> bool {
+        let stock = self.stock();
+        stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache, periods))
+    }
+
+    fn flush(&self, cache: &Descriptor, stock: &mut Stock, sheaf: &mut Sheaf) {
+        let objects = sheaf.objects();
+        stock.count(SlabEvent::Flushed, objects.len());
+        stock.count(SlabEvent::SheafFlush, objects.len());
+        // SAFETY: the lock is held. The objects in a sheaf are free, and this node's: `send_home`
+        // removed those of other nodes before the sheaf came to this barn.
+        unsafe { stock.give(cache, objects) };
+        sheaf.set_len(0);
+    }
+}
+
+impl Stock {
+    /// Returns whether the slabs are sparse, and few exchanges used small sheaves lately.
+    fn is_draining(&self, cache: &Descriptor) -> bool {
+        self.exchanges <= SPARSE_EXCHANGES && self.slabs.is_sparse(cache)
+    }
+
+    /// Returns whether this exchange uses small sheaves and keeps no full sheaf in the barn, so
+    /// that sparse slabs drain. Counts the exchange.
+    fn drains(&mut self, cache: &Descriptor) -> bool {
+        if !self.slabs.is_sparse(cache) {
+            return false;
+        }
+        let now = crate::sys::coarse_milliseconds() as u32;
+        if now != self.counted {
+            (self.counted, self.exchanges) = (now, 0);
+        }
+        self.exchanges += 1;
+        self.exchanges <= SPARSE_EXCHANGES
+    }
+
+    /// Returns the capacity for a sheaf that is about to be filled or emptied.
+    fn capacity(&mut self, cache: &Descriptor) -> usize {
+        match self.drains(cache) {
+            true => cache.capacity().min(SPARSE_CAPACITY),
+            false => cache.capacity(),
+        }
+    }
+
+    /// Returns an empty sheaf, from the barn or a new one. Returns `None` if there is no memory.
+    fn take_empty(&mut self, cache: &Descriptor) -> Option<Sheaf> {
+        match self.empty.take() {
+            Some(mut sheaf) => {
+                sheaf.resize(self.capacity(cache));
+                Some(sheaf)
+            }
+            None => Sheaf::new(self.capacity(cache)),
+        }
+    }
+
+    /// Gives objects of this node back to their slabs. Ends the process if one is not an object of
+    /// the cache that is in use.
+    ///
+    /// # Safety
+    ///
+    /// No thread uses the objects, and their memory is this node's.
+    pub(crate) unsafe fn give(&mut self, cache: &Descriptor, objects: &[*mut u8]) {
+        // SAFETY: the caller promises unused objects of this node.
+        if let Err(wrong) = unsafe { self.slabs.give(cache, objects) } {
+            cache.refuse(wrong);
+        }
+    }
+
+    fn put_full(&mut self, sheaf: Sheaf) {
+        self.count(SlabEvent::BarnObjects, sheaf.len());
+        self.full.put(sheaf);
+    }
+
+    /// Takes the full sheaf that was put last.
+    fn take_full(&mut self) -> Option<Sheaf> {
+        let sheaf = self.full.take()?;
+        self.discount(SlabEvent::BarnObjects, sheaf.len());
+        Some(sheaf)
+    }
+
+    /// Takes the full sheaf that has been in the barn the longest.
+    fn take_oldest(&mut self) -> Option<Sheaf> {
+        let sheaf = self.full.take_oldest()?;
+        self.discount(SlabEvent::BarnObjects, sheaf.len());
+        Some(sheaf)
+    }
+
+    fn put_empty(&mut self, sheaf: Sheaf) {
+        if self.empty.length < MAX_EMPTY {
+            self.empty.put(sheaf);
+        } else {
+            sheaf.discard();
+        }
+    }
+}

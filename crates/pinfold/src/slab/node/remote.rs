@@ -1,0 +1,144 @@
+//! Nodes: from which node's memory an object comes, and how the object goes back to that node.
+//!
+//! A slab is in the lists of the node whose memory it is, and that node's lock protects the slab's
+//! bits. So an object must go back to its own node, also if a CPU of another node frees it. If each
+//! free did that at once, each would take a distant lock. Instead:
+//!
+//! 1. A free pushes the object on a sheaf of the CPU on which the thread runs, whichever node the
+//!    object is of.
+//! 2. When the sheaf leaves the CPU, a thread sorts its objects of other nodes by node. It gives
+//!    all objects of one node to that node's slabs under its lock at once
+//!    ([`Descriptor::send_home`]).
+//! 3. If a node has no more memory, it does not make slabs from another node's memory. A caller
+//!    that accepts memory of another node asks that other node ([`Descriptor::others`]).
+
+use super::part::Node;
+use crate::arena::NodeRequest;
+use crate::nodes;
+use crate::segment::SlabEvent;
+use crate::slab::cache::descriptor::Descriptor;
+use crate::slab::cache::reclaim;
+use crate::slab::cache::tune::MAX_CAPACITY;
+use crate::slab::cpu::sheaf::Sheaf;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::Relaxed;
+
+impl Descriptor {
+    /// Gives those of the sheaf's objects that are of nodes other than `node` to their slabs. Takes
+    /// the lock of each of these nodes once.
+    pub(crate) fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
+        if self.nodes().len() == 1 {
+            return;
+        }
+        let mut away = [null_mut(); MAX_CAPACITY];
+        let (mut kept, mut gone) = (0, 0);
+        let objects = sheaf.objects();
+        for at in 0..objects.len() {
+            let object = objects[at];
+            if core::ptr::eq(self.home(object), node) {
+                objects[kept] = object;
+                kept += 1;
+            } else {
+                away[gone] = object;
+                gone += 1;
+            }
+        }
+        sheaf.set_len(kept);
+        node.count(SlabEvent::FreeRemote, gone);
+        let mut away = &mut away[..gone];
+        while let Some(&first) = away.first() {
+            let home = self.home(first);
+            let mut group = 0;
+            for at in 0..away.len() {
+                if core::ptr::eq(self.home(away[at]), home) {
+                    away.swap(at, group);
+                    group += 1;
+                }
+            }
+            let (these, rest) = away.split_at_mut(group);
+            // SAFETY: this thread took the objects out of its sheaf, so it owns them. The loop
+            // above chose those whose node is `home`.
+            unsafe { home.give_objects(self, these) };
+            away = rest;
+        }
+    }
+
+    /// Fills `objects` from slabs, without sheaves: of the node that `request` names, and of other
+    /// nodes when that node has no more memory. If all are refused memory, gives free memory back
+    /// and tries again (`reclaim`). Returns how many objects it took.
+    pub(crate) fn alloc_from(&self, request: NodeRequest, objects: &mut [*mut u8]) -> usize {
+        let some = || Some(self.alloc_from_any(request, objects)).filter(|&got| got > 0);
+        reclaim::or_reclaim(some).unwrap_or(0)
+    }
+
+    fn alloc_from_any(&self, request: NodeRequest, objects: &mut [*mut u8]) -> usize {
+        let mut got = self.alloc_only_from(request, objects);
+        self.others(request, |other| {
+            let more = self.alloc_only_from(other, &mut objects[got..]);
+            self.nodes()[request.node].count(SlabEvent::AllocNodeMismatch, more);
+            got += more;
+            got == objects.len()
+        });
+        got
+    }
+
+    /// Calls `f` for each node that may serve instead of the node that `request` names, the nearest
+    /// first, until `f` returns true.
+    pub(crate) fn others(&self, request: NodeRequest, mut f: impl FnMut(NodeRequest) -> bool) {
+        if self.nodes().len() == 1 {
+            return;
+        }
+        let mut f = |node| node != request.node && f(request.instead(node));
+        match self.placement {
+            Some(placement) => placement.fallback(request.node).any(&mut f),
+            None => nodes::fallback(request.node).any(&mut f),
+        };
+    }
+
+    /// Returns the node that the next objects should come from. If the cache has a policy, the
+    /// policy decides. Otherwise this is the node for memory without a policy (`nodes::current`).
+    pub(crate) fn request(&self) -> NodeRequest {
+        let Some(placement) = self.placement else {
+            return NodeRequest::only(nodes::current());
+        };
+        let in_turn = placement.interleaves();
+        let turn = match in_turn {
+            true => self.turn.fetch_add(1, Relaxed),
+            false => 0,
+        };
+        NodeRequest {
+            in_turn,
+            ..NodeRequest::only(placement.target(turn.into(), nodes::of_this_cpu()))
+        }
+    }
+
+    /// Returns the node to which the objects that this thread frees most likely belong.
+    pub(crate) fn here(&self) -> &Node {
+        &self.nodes()[match self.placement {
+            Some(placement) => placement.nearest(nodes::of_this_cpu()),
+            None => nodes::current(),
+        }]
+    }
+
+    /// Fills `objects` from the slabs of the node that `request` names, and of no other node.
+    /// Returns how many objects it took.
+    pub(crate) fn alloc_only_from(&self, request: NodeRequest, objects: &mut [*mut u8]) -> usize {
+        if self.checks() {
+            self.nodes()[request.node].count(SlabEvent::AllocLockless, objects.len());
+        }
+        if let Some(slot_layout) = &self.slot_layout {
+            let one = |object: &mut *mut u8| {
+                *object = self.alloc_debugged(slot_layout, request, usize::MAX);
+                !object.is_null()
+            };
+            let got = objects
+                .iter_mut()
+                .map_while(|object| one(object).then_some(()));
+            return got.count();
+        }
+        if let Some(hardening) = &self.hardening {
+            return self.alloc_hardened_from(hardening, request, objects);
+        }
+        self.nodes()[request.node].take_objects(self, request, objects)
+    }
+}

@@ -1,0 +1,6 @@
+//! What a cache tells about itself.
+
+pub(crate) mod attributes;
+pub(crate) mod events;
+pub(crate) mod info;
+pub(crate) mod slabinfo;
