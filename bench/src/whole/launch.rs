@@ -14,7 +14,7 @@ use std::hash::{Hash, Hasher};
 use std::process::{Command, Stdio};
 
 /// The cost of one run.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Sample {
     /// From start to end.
     pub seconds: f64,
@@ -24,6 +24,7 @@ pub struct Sample {
     pub peak_rss_bytes: u64,
     /// Resident memory some time after the work. Only for loads, and only in rounds that wait for
     /// it.
+    #[serde(skip_deserializing)]
     pub settled_rss_bytes: Option<u64>,
     /// Page faults.
     pub faults: u64,
@@ -34,11 +35,9 @@ pub struct Sample {
 
 /// The launcher's report.
 #[derive(Debug, Deserialize)]
-pub struct Report {
-    pub seconds: f64,
-    pub cpu_seconds: f64,
-    pub peak_rss_bytes: u64,
-    pub faults: u64,
+struct Report {
+    #[serde(flatten)]
+    sample: Sample,
     exit: i32,
     signal: i32,
     timed_out: bool,
@@ -58,32 +57,21 @@ pub fn once(
             arguments: vec![threads.to_string(), settings.settle.to_string()],
             ..Call::default()
         };
-        let (report, output) = start(cache, &call, subject, settings)?;
-        return of_load(&report, &output);
+        let (sample, output) = start(cache, &call, subject, settings)?;
+        return of_load(sample, &output);
     }
     let call = program.call(cache, threads)?;
     if program.name == redis::NAME {
         return redis::once(cache, &call, subject, settings);
     }
     program.before(cache)?;
-    let (report, output) = start(cache, &call, subject, settings)?;
-    Ok(of_report(&report, hash(&output)))
-}
-
-/// Makes the sample of a program that ended successfully. `output` is the hash of what it wrote.
-pub fn of_report(report: &Report, output: u64) -> Sample {
-    Sample {
-        seconds: report.seconds,
-        cpu_seconds: report.cpu_seconds,
-        peak_rss_bytes: report.peak_rss_bytes,
-        settled_rss_bytes: None,
-        faults: report.faults,
-        output,
-    }
+    let (sample, output) = start(cache, &call, subject, settings)?;
+    let output = hash(&output);
+    Ok(Sample { output, ..sample })
 }
 
 /// Makes the sample of a load, without the time that it spent settling, which its last line tells.
-fn of_load(report: &Report, output: &[u8]) -> Result<Sample> {
+fn of_load(mut sample: Sample, output: &[u8]) -> Result<Sample> {
     let output = std::str::from_utf8(output)?;
     ensure!(
         output.starts_with("result "),
@@ -92,7 +80,7 @@ fn of_load(report: &Report, output: &[u8]) -> Result<Sample> {
     let (results, settled): (Vec<_>, Vec<_>) = output
         .lines()
         .partition(|line| !line.starts_with("settled "));
-    let mut sample = of_report(report, hash(results.join("\n").as_bytes()));
+    sample.output = hash(results.join("\n").as_bytes());
     if let Some(line) = settled.first() {
         let mut words = line.split_whitespace().skip(1);
         let mut next = || {
@@ -138,7 +126,7 @@ pub fn launcher(
         .env("LC_ALL", "C")
         .env("TZ", "UTC")
         .envs(call.environment.iter().copied())
-        .envs(subject.variables.iter().copied())
+        .envs(subject.variables.iter().cloned())
         .current_dir(&cache.work)
         .stdin(match &call.input {
             Some(path) => Stdio::from(
@@ -151,20 +139,20 @@ pub fn launcher(
     Ok(command)
 }
 
-/// Runs `call` to its end. Returns the launcher's report and what the program wrote.
+/// Runs `call` to its end. Returns its cost and what the program wrote.
 fn start(
     cache: &Cache,
     call: &Call,
     subject: &Subject,
     settings: Settings,
-) -> Result<(Report, Vec<u8>)> {
+) -> Result<(Sample, Vec<u8>)> {
     launcher(cache, call, subject, settings)?.status()?;
-    let report = report(cache, settings)?;
-    Ok((report, fs::read(cache.work.join("output"))?))
+    let sample = report(cache, settings)?;
+    Ok((sample, fs::read(cache.work.join("output"))?))
 }
 
 /// Reads the launcher's report. Fails if the program did not end successfully.
-pub fn report(cache: &Cache, settings: Settings) -> Result<Report> {
+pub fn report(cache: &Cache, settings: Settings) -> Result<Sample> {
     let errors = fs::read(cache.work.join("errors")).unwrap_or_default();
     let errors = String::from_utf8_lossy(&errors);
     let last = errors
@@ -185,7 +173,7 @@ pub fn report(cache: &Cache, settings: Settings) -> Result<Report> {
     } else if report.exit != 0 {
         bail!("the program ended with status {}: {last}", report.exit);
     }
-    Ok(report)
+    Ok(report.sample)
 }
 
 /// Runs a helper program to its end, without a subject. Returns what the helper wrote.
@@ -209,15 +197,13 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
 
-    fn report() -> Report {
-        serde_json::from_str(
-            r#"{"seconds":3.5,"cpu_seconds":2.5,"peak_rss_bytes":4096,"faults":10,"exit":0,"signal":0,"timed_out":false}"#,
-        )
-        .unwrap()
+    fn sample() -> Sample {
+        let report = r#"{"seconds":3.5,"cpu_seconds":2.5,"peak_rss_bytes":4096,"faults":10}"#;
+        serde_json::from_str(report).unwrap()
     }
 
     /// Runs a shell command under the C library, from a process with 64 MiB of resident memory.
-    fn shell(script: &str, limit: u32) -> Result<(Report, Vec<u8>)> {
+    fn shell(script: &str, limit: u32) -> Result<(Sample, Vec<u8>)> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("pinfold-whole-launch-{}-{number}", std::process::id());
@@ -248,10 +234,10 @@ mod tests {
 
     #[test]
     fn a_program_is_not_charged_for_the_memory_of_its_parents() {
-        let (report, output) = shell("echo done", 10).unwrap();
+        let (sample, output) = shell("echo done", 10).unwrap();
         assert_eq!(output, b"done\n");
-        assert!(report.peak_rss_bytes < 16 << 20, "{report:?}");
-        assert!(report.peak_rss_bytes > 100 << 10, "{report:?}");
+        assert!(sample.peak_rss_bytes < 16 << 20, "{sample:?}");
+        assert!(sample.peak_rss_bytes > 100 << 10, "{sample:?}");
     }
 
     #[test]
@@ -268,16 +254,16 @@ mod tests {
 
     #[test]
     fn a_load_is_not_charged_for_its_settling() {
-        let sample = of_load(&report(), b"result 1f\nsettled 8192 2.0 0.5 3\n").unwrap();
+        let sample = of_load(sample(), b"result 1f\nsettled 8192 2.0 0.5 3\n").unwrap();
         assert_eq!((sample.seconds, sample.cpu_seconds), (1.5, 2.0));
         assert_eq!((sample.faults, sample.settled_rss_bytes), (7, Some(8192)));
     }
 
     #[test]
     fn the_settled_memory_is_not_part_of_the_output() {
-        let one = of_load(&report(), b"result 1f\nsettled 8192 2.0 0.5 3\n").unwrap();
-        let without = of_load(&report(), b"result 1f\n").unwrap();
-        let other = of_load(&report(), b"result 20\n").unwrap();
+        let one = of_load(sample(), b"result 1f\nsettled 8192 2.0 0.5 3\n").unwrap();
+        let without = of_load(sample(), b"result 1f\n").unwrap();
+        let other = of_load(sample(), b"result 20\n").unwrap();
         assert_eq!(one.output, without.output);
         assert_ne!(one.output, other.output);
         assert_eq!(without.settled_rss_bytes, None);
@@ -285,7 +271,7 @@ mod tests {
 
     #[test]
     fn a_load_without_result_is_an_error() {
-        assert!(of_load(&report(), b"").is_err());
-        assert!(of_load(&report(), b"result 1\nsettled 8192 2.0\n").is_err());
+        assert!(of_load(sample(), b"").is_err());
+        assert!(of_load(sample(), b"result 1\nsettled 8192 2.0\n").is_err());
     }
 }

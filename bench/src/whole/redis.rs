@@ -62,10 +62,11 @@ pub fn once(cache: &Cache, call: &Call, subject: &Subject, settings: Settings) -
     // The server ends without sending an answer, so the client's status is ignored.
     let _ = launch::helper("redis-cli", &["-s", path, "shutdown", "nosave"]);
     server.0.wait()?;
-    let report = launch::report(cache, settings)?;
+    let output = launch::hash(&found);
     Ok(Sample {
         seconds,
-        ..launch::of_report(&report, launch::hash(&found))
+        output,
+        ..launch::report(cache, settings)?
     })
 }
 

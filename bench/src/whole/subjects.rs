@@ -2,11 +2,13 @@
 
 use super::prepare::{self, Cache};
 use anyhow::{Context, Result, bail, ensure};
+use serde::Deserialize;
 use serde_json::Value;
 use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::LazyLock;
 
 /// An allocator that programs run under.
 #[derive(Clone, Debug)]
@@ -18,7 +20,7 @@ pub struct Subject {
     /// Whether this is a build of Pinfold, which is compared with the peers.
     pub is_pinfold: bool,
     /// Environment variables that its programs are started with.
-    pub variables: &'static [(&'static str, &'static str)],
+    pub variables: &'static [(String, String)],
 }
 
 /// An element of `--subjects`: a known name, or a name and a shared library.
@@ -28,116 +30,33 @@ pub struct Spec {
     path: Option<PathBuf>,
 }
 
-/// The origin of a subject's shared library.
-enum Origin {
-    /// Built from this workspace.
-    Workspace,
-    /// The C library that this program uses.
-    System,
-    /// A Debian package and the library's name.
-    Package(&'static str, &'static str),
-    /// C or C++ sources of a crate that this package depends on.
-    Crate(Recipe),
+/// A known subject, as `bench/allocators.json` has it: a Debian package and the name of its library,
+/// or C or C++ sources of a crate that this package depends on. Pinfold's is built from this
+/// workspace, and glibc is the C library that this program uses.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Known {
+    name: String,
+    package: Option<String>,
+    library: String,
+    #[serde(rename = "crate")]
+    from: Option<String>,
+    /// Paths below the crate's folder.
+    sources: Vec<String>,
+    includes: Vec<String>,
+    /// The compiler and its arguments, without sources, folders and output.
+    compile: Vec<String>,
+    /// The variables that turn on the heap profile of a profiled subject, one sample in 512 KiB.
+    variables: Vec<(String, String)>,
 }
 
-/// How a peer is compiled from a crate's sources.
-struct Recipe {
-    package: &'static str,
-    /// Paths below the crate's folder.
-    sources: &'static [&'static str],
-    includes: &'static [&'static str],
-    /// The compiler and its arguments, without sources, folders and output.
-    compile: &'static [&'static str],
-}
+static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(|| {
+    serde_json::from_str(include_str!("../../allocators.json")).expect("the list has this form")
+});
 
 /// The end of the name of a subject that samples its programs for a heap profile. The rest of the
 /// name is that of the same subject without a profile.
 pub const PROFILED: &str = "-profiled";
-
-/// The variables that turn on the heap profile of a profiled subject, one sample in 512 KiB.
-const PROFILES: [(&str, &[(&str, &str)]); 2] = [
-    ("pinfold-malloc-profiled", &[("PINFOLD_HEAP", "on")]),
-    (
-        "jemalloc-profiled",
-        &[("MALLOC_CONF", "prof:true,lg_prof_sample:19")],
-    ),
-];
-
-const KNOWN: [(&str, Origin); 10] = [
-    ("pinfold-malloc", Origin::Workspace),
-    ("pinfold-malloc-profiled", Origin::Workspace),
-    ("glibc", Origin::System),
-    (
-        "mimalloc",
-        Origin::Crate(Recipe {
-            package: "libmimalloc-sys",
-            sources: &["c_src/mimalloc/v3/src/static.c"],
-            includes: &["c_src/mimalloc/v3/include", "c_src/mimalloc/v3/src"],
-            compile: &[
-                "clang",
-                "-std=gnu11",
-                "-fvisibility=hidden",
-                "-fno-builtin-malloc",
-                "-DMI_MALLOC_OVERRIDE",
-                "-DMI_SHARED_LIB",
-                "-DMI_SHARED_LIB_EXPORT",
-            ],
-        }),
-    ),
-    (
-        "mimalloc2",
-        Origin::Package("libmimalloc2.0", "libmimalloc.so.2"),
-    ),
-    (
-        "jemalloc",
-        Origin::Package("libjemalloc2", "libjemalloc.so.2"),
-    ),
-    (
-        "jemalloc-profiled",
-        Origin::Package("libjemalloc2", "libjemalloc.so.2"),
-    ),
-    (
-        "tcmalloc",
-        Origin::Package("libtcmalloc-minimal4", "libtcmalloc_minimal.so.4"),
-    ),
-    (
-        "snmalloc",
-        Origin::Crate(Recipe {
-            package: "snmalloc-sys",
-            sources: &[
-                "upstream/src/snmalloc/override/malloc.cc",
-                "upstream/src/snmalloc/override/new.cc",
-            ],
-            includes: &["upstream/src"],
-            compile: &[
-                "clang++",
-                "-std=c++20",
-                #[cfg(target_arch = "x86_64")]
-                "-mcx16",
-                "-fvisibility=hidden",
-                "-fno-builtin",
-                "-DSNMALLOC_USE_WAIT_ON_ADDRESS=1",
-                "-DSNMALLOC_EXPORT=__attribute__((visibility(\"default\")))",
-                "-latomic",
-            ],
-        }),
-    ),
-    (
-        "rpmalloc",
-        Origin::Crate(Recipe {
-            package: "rpmalloc-sys",
-            sources: &["rpmalloc/rpmalloc/rpmalloc.c"],
-            includes: &[],
-            compile: &[
-                "clang",
-                "-std=gnu11",
-                "-D_GNU_SOURCE",
-                "-DENABLE_OVERRIDE=1",
-                "-DENABLE_PRELOAD=1",
-            ],
-        }),
-    ),
-];
 
 /// The arguments that compile every peer from a crate.
 const COMMON: [&str; 7] = [
@@ -171,8 +90,8 @@ pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
                 "subject {name}: there is no file {}; give the path of a shared library",
                 path.display()
             );
-        } else if !KNOWN.iter().any(|(known, _)| known == &name) {
-            let known: Vec<_> = KNOWN.iter().map(|(name, _)| *name).collect();
+        } else if known(name).is_none() {
+            let known: Vec<_> = KNOWN.iter().map(|known| known.name.as_str()).collect();
             bail!(
                 "subject '{name}' is not known; known are {}; for another one write {name}=PATH",
                 known.join(", ")
@@ -216,7 +135,7 @@ pub fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {
                 name: spec.name.clone(),
                 library,
                 is_pinfold,
-                variables: variables(&spec.name),
+                variables: known(&spec.name).map_or(&[], |known| &known.variables),
             };
             serves(&probe, &subject)?;
             Ok(subject)
@@ -233,22 +152,20 @@ pub fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {
     Ok(subjects)
 }
 
-/// Returns the environment variables of the subject `name`.
-fn variables(name: &str) -> &'static [(&'static str, &'static str)] {
-    let profile = PROFILES.iter().find(|(profiled, _)| *profiled == name);
-    profile.map_or(&[], |(_, variables)| variables)
+fn known(name: &str) -> Option<&'static Known> {
+    KNOWN.iter().find(|known| known.name == name)
 }
 
 fn library(cache: &Cache, spec: &Spec) -> Result<PathBuf> {
     if let Some(path) = &spec.path {
         return kept(cache, &spec.name, path);
     }
-    let known = KNOWN.iter().find(|(name, _)| *name == spec.name);
-    match &known.context("not known")?.1 {
-        Origin::Workspace => kept(cache, &spec.name, &workspace_library()?),
-        Origin::System => system_library(),
-        Origin::Package(package, library) => prepare::packaged_library(package, library),
-        Origin::Crate(recipe) => from_crate(cache, &spec.name, recipe),
+    let known = known(&spec.name).context("not known")?;
+    match (&known.package, &known.from) {
+        (Some(package), _) => prepare::packaged_library(package, &known.library),
+        (_, Some(package)) => from_crate(cache, package, known),
+        _ if is_workspace(&spec.name) => kept(cache, &spec.name, &workspace_library()?),
+        _ => system_library(),
     }
 }
 
@@ -303,19 +220,17 @@ fn system_library() -> Result<PathBuf> {
         .context("this program does not use a libc.so.6")
 }
 
-fn from_crate(cache: &Cache, name: &str, recipe: &Recipe) -> Result<PathBuf> {
-    let folder = crate_folder(recipe.package)?;
-    let output = cache.lib.join(format!("lib{name}.so"));
-    let mut arguments: Vec<String> = recipe.compile.iter().map(|&text| text.to_owned()).collect();
+fn from_crate(cache: &Cache, package: &str, known: &Known) -> Result<PathBuf> {
+    let folder = crate_folder(package)?;
+    let output = cache.lib.join(format!("lib{}.so", known.name));
+    let mut arguments = known.compile.clone();
+    // Only x86-64 has this instruction.
+    arguments.retain(|word| word != "-mcx16" || cfg!(target_arch = "x86_64"));
     arguments.extend(COMMON.map(str::to_owned));
-    let below = |part: &&str| folder.join(part).display().to_string();
-    arguments.extend(
-        recipe
-            .includes
-            .iter()
-            .map(|part| format!("-I{}", below(part))),
-    );
-    arguments.extend(recipe.sources.iter().map(below));
+    let below = |part: &String| folder.join(part).display().to_string();
+    let includes = known.includes.iter().map(below);
+    arguments.extend(includes.map(|folder| format!("-I{folder}")));
+    arguments.extend(known.sources.iter().map(below));
     prepare::compile(&arguments, &output)?;
     Ok(output)
 }
@@ -346,7 +261,7 @@ fn crate_folder(package: &str) -> Result<PathBuf> {
 fn serves(probe: &Path, subject: &Subject) -> Result<()> {
     let output = Command::new(probe)
         .env("LD_PRELOAD", &subject.library)
-        .envs(subject.variables.iter().copied())
+        .envs(subject.variables.iter().cloned())
         .output()?;
     let text = String::from_utf8_lossy(&output.stdout);
     let served = fs::canonicalize(text.trim()).ok();

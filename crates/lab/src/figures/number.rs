@@ -31,27 +31,17 @@ pub fn date(time: SystemTime) -> (String, String) {
     let seconds = time
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
-    let is_leap = |year: u64| {
-        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    let seconds = libc::time_t::try_from(seconds).unwrap_or(0);
+    // SAFETY: zeroes are a valid `tm`, and both arguments are live variables.
+    let tm = unsafe {
+        let mut tm: libc::tm = std::mem::zeroed();
+        libc::gmtime_r(&raw const seconds, &raw mut tm);
+        tm
     };
-    let (mut days, mut year) = (seconds / 86_400, 1970);
-    while days >= 365 + u64::from(is_leap(year)) {
-        days -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(is_leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    let (year, month) = (tm.tm_year + 1900, tm.tm_mon + 1);
     (
-        format!("{year}-{month:02}-{:02}", days + 1),
-        format!("{hour:02}:{minute:02}:{second:02}"),
+        format!("{year}-{month:02}-{:02}", tm.tm_mday),
+        format!("{:02}:{:02}:{:02}", tm.tm_hour, tm.tm_min, tm.tm_sec),
     )
 }
 

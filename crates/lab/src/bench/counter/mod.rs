@@ -9,7 +9,7 @@ mod report;
 mod run;
 mod shared;
 mod truth;
-mod workers;
+pub(super) mod workers;
 
 use super::seconds;
 use crate::Machine;

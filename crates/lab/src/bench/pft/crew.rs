@@ -1,17 +1,10 @@
 //! The threads of a round. Each touches the pages of its slice and measures its time.
 
 use super::subjects::Subject;
-use crate::spin_until;
-use anyhow::{Context, Result, anyhow};
-use std::sync::atomic::AtomicU8;
-use std::sync::atomic::AtomicUsize;
-use std::sync::atomic::Ordering::{Acquire, Release};
-use std::thread;
+use crate::bench::counter::workers::{self, Control};
+use anyhow::{Context, Result};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-const WAIT: u8 = 0;
-const GO: u8 = 1;
-const QUIT: u8 = 2;
 
 /// The result of a round, or of one of its threads.
 #[derive(Clone, Copy)]
@@ -46,40 +39,25 @@ impl Lap {
 
 /// Touches all `pages` of the subject's region once, with `threads` threads.
 pub fn run(subject: &dyn Subject, threads: usize, pages: usize) -> Result<Lap> {
-    let (gate, ready) = (AtomicU8::new(WAIT), AtomicUsize::new(0));
-    let (gate, ready) = (&gate, &ready);
-    let work = move |worker: usize| {
+    let (control, laps) = (Control::default(), Mutex::new(Vec::with_capacity(threads)));
+    let work = |worker: usize| {
         let slice = worker * pages / threads..(worker + 1) * pages / threads;
-        ready.fetch_add(1, Release);
-        spin_until(|| gate.load(Acquire) != WAIT);
-        (gate.load(Acquire) == GO).then(|| lap(|| subject.touch(slice)))
-    };
-    thread::scope(|scope| {
-        let mut workers = Vec::with_capacity(threads);
-        for worker in 0..threads {
-            match thread::Builder::new().spawn_scoped(scope, move || work(worker)) {
-                Ok(worker) => workers.push(worker),
-                Err(error) => {
-                    gate.store(QUIT, Release);
-                    return Err(error).with_context(|| {
-                        format!(
-                            "starting thread {} of {threads}; give a smaller --threads",
-                            worker + 1
-                        )
-                    });
-                }
-            }
+        if control.wait_to_go() {
+            let lap = lap(|| subject.touch(slice));
+            laps.lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(lap);
         }
-        spin_until(|| ready.load(Acquire) == threads);
-        gate.store(GO, Release);
-        let laps = workers.into_iter().map(|worker| {
-            let lap = worker.join().ok().flatten();
-            lap.ok_or_else(|| anyhow!("a measuring thread panicked; please report this"))?
-        });
-        let laps = laps.collect::<Result<Vec<Lap>>>()?;
-        let all = laps.into_iter().reduce(Lap::and);
-        all.context("no thread measured anything")
-    })
+    };
+    let lead = || {
+        let start = control.go(threads);
+        start.inspect_err(|_| control.stop())
+    };
+    workers::threads(threads, &control, work, lead)?;
+    let laps = laps.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let laps = laps.into_iter().collect::<Result<Vec<Lap>>>()?;
+    let all = laps.into_iter().reduce(Lap::and);
+    all.context("no thread measured anything")
 }
 
 fn lap(work: impl FnOnce() -> Result<()>) -> Result<Lap> {
