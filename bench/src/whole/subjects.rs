@@ -30,9 +30,9 @@ pub struct Spec {
     path: Option<PathBuf>,
 }
 
-/// A known subject, as `bench/allocators.json` has it: a Debian package and the name of its library,
-/// or C or C++ sources of a crate that this package depends on. Pinfold's is built from this
-/// workspace, and glibc is the C library that this program uses.
+/// A known subject, as `bench/allocators.json` has it: a Debian package and the name of its
+/// library, or C or C++ sources of a crate that this package depends on. Pinfold's is built from
+/// this workspace, and glibc is the C library that this program uses.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Known {
