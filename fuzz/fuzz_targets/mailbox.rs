@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pinfold::segment::{Answer, Code, Consent, Mailbox, Request, SLOTS, TRIM, now_ms};
+use pinfold::internal::segment::{Answer, Code, Consent, Mailbox, Request, SLOTS, TRIM, now_ms};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 

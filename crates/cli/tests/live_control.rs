@@ -6,7 +6,7 @@
 mod program;
 mod shown;
 
-use pinfold::segment::{Answer, Code, HEAP_START, Mailbox, Request};
+use pinfold::internal::segment::{Answer, Code, HEAP_START, Mailbox, Request};
 use program::{Program, ROLE, RUN, in_role};
 use serde_json::Value;
 use shown::pinfold as run;

@@ -6,7 +6,7 @@
 mod program;
 
 use pinfold::counter::{EventCounter, PerCpuCounter};
-use pinfold::segment::{COUNTERS, ShowError, hide, show, show_set};
+use pinfold::internal::segment::{COUNTERS, ShowError, hide, show, show_set};
 use pinfold::vmstat::{VmEvents, VmStat, Zone};
 use program::{Program, ROLE, in_role, work};
 use serde_json::Value;

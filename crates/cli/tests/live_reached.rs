@@ -7,7 +7,7 @@
 mod program;
 mod shown;
 
-use pinfold::segment::{Mailbox, Request, SET};
+use pinfold::internal::segment::{Mailbox, Request, SET};
 use pinfold_malloc::changeable;
 use pinfold_rseq::Backend;
 use program::{Program, ROLE, RUN, in_role};

@@ -4,7 +4,7 @@
 //! `PINFOLD_TEST_SECONDS` says how long the random test runs, `PINFOLD_TEST_PROCESSES` how many
 //! processes the last test starts.
 
-use pinfold::segment::Segment;
+use pinfold::internal::segment::Segment;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::mem::offset_of;
@@ -63,7 +63,7 @@ fn segment_of(pid: u32) -> Option<Vec<u8>> {
             .is_ok_and(|link| link.to_string_lossy() == "/memfd:pinfold (deleted)");
         let mut bytes = Vec::new();
         if is_segment && File::open(path).ok()?.read_to_end(&mut bytes).ok()? > 0 {
-            let magic = pinfold::segment::MAGIC.to_le_bytes();
+            let magic = pinfold::internal::segment::MAGIC.to_le_bytes();
             return bytes.starts_with(&magic).then_some(bytes);
         }
     }

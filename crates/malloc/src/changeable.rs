@@ -7,8 +7,8 @@ use crate::settings::parsed;
 use core::fmt::{self, Display};
 use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::time::Duration;
-use pinfold::arena::{self, HugePages, Limit};
-use pinfold::segment::{self, Answer};
+use pinfold::internal::arena::{self, HugePages, Limit};
+use pinfold::internal::segment::{self, Answer};
 use pinfold::slab;
 
 /// A setting that may change while the process runs.

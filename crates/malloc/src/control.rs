@@ -1,4 +1,4 @@
-//! Does what other processes ask this process for, through the mailbox (`pinfold::segment`).
+//! Does what other processes ask this process for, through the mailbox (`pinfold::internal::segment`).
 //!
 //! A new kind of request needs a number beside [`TRIM`], and one arm in [`serve`], which calls a
 //! function that takes the argument and returns an [`Answer`]. Such a function:
@@ -13,8 +13,8 @@ use crate::heap_profile::MAX_INTERVAL;
 use pinfold::internal::heap::sampling;
 use pinfold::internal::loader_is_idle;
 use pinfold::internal::profile;
+use pinfold::internal::segment::{Answer, Code, GET, HEAP_START, HEAP_STOP, SET, TRIM};
 use pinfold::internal::show::Server;
-use pinfold::segment::{Answer, Code, GET, HEAP_START, HEAP_STOP, SET, TRIM};
 use pinfold::shepherd::{self, Reach};
 use pinfold::slab;
 

@@ -13,7 +13,7 @@
 //! | size | what serves it |
 //! |---|---|
 //! | up to 512 KiB | the cache of the size class |
-//! | below 62 MiB | a run of the arena ([`pinfold::arena`]) |
+//! | below 62 MiB | a run of the arena ([`pinfold::internal::arena`]) |
 //! | 62 MiB and more | a mapping of its own |
 //!
 //! Each CPU has an array of pointers to free blocks for each size class, its *sheaf*. `malloc`

@@ -10,12 +10,12 @@
 pub use crate::background::VARIABLE as SHEPHERD;
 pub use crate::guard::VARIABLE as GUARD;
 pub use crate::heap_profile::FILE_VARIABLE as HEAP_FILE;
-pub use pinfold::arena::{HUGE_PAGES_VARIABLE as THP, LIMIT_VARIABLE as MEMORY_LIMIT};
+pub use pinfold::internal::arena::{HUGE_PAGES_VARIABLE as THP, LIMIT_VARIABLE as MEMORY_LIMIT};
 pub use pinfold::internal::heap::SIZED_FREE;
 pub use pinfold::internal::heap::sampling::{VARIABLE as HEAP, parse as parse_heap_interval};
+pub use pinfold::internal::segment::DIRECTORY_VARIABLE as STATS;
 pub use pinfold::internal::show::VARIABLE as SEGMENT;
 pub use pinfold::mempolicy::VARIABLE as POLICY;
-pub use pinfold::segment::DIRECTORY_VARIABLE as STATS;
 pub use pinfold::slab::HARDENED_VARIABLE as HARDENED;
 pub use pinfold::slab::debug::VARIABLE as SLAB_DEBUG;
 pub use pinfold::topology::FAKE_NODES_VARIABLE as FAKE_NODES;
@@ -43,7 +43,7 @@ fn parse_deepbind(value: &[u8]) -> Option<bool> {
 use crate::background;
 use core::fmt::{self, Write};
 use core::str::{FromStr, from_utf8};
-use pinfold::arena::{HugePages, Limit};
+use pinfold::internal::arena::{HugePages, Limit};
 use pinfold::internal::{Text, heap, show};
 use pinfold::mempolicy::{self, Mempolicy};
 use pinfold::slab::{debug, parse_hardened};

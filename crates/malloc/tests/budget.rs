@@ -5,7 +5,7 @@
 mod again;
 
 use again::passes;
-use pinfold::arena;
+use pinfold::internal::arena;
 use pinfold_malloc::c::{
     pinfold_free, pinfold_malloc, pinfold_malloc_trim, pinfold_memory_limit,
     pinfold_set_memory_limit,

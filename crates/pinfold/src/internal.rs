@@ -20,6 +20,11 @@ pub fn topology_below(root: &[u8]) -> Result<Topology, TopologyError> {
     Topology::read_below(root)
 }
 
+pub mod arena {
+    //! Memory from the system.
+    pub use crate::arena::*;
+}
+
 pub mod fork {
     //! The table of what a fork takes.
     pub use crate::fork::*;
@@ -43,6 +48,11 @@ pub mod kmalloc {
 pub mod profile {
     //! The records of heap profiles.
     pub use crate::profile::*;
+}
+
+pub mod segment {
+    //! The layout of what a process shows, and its mailbox.
+    pub use crate::segment::*;
 }
 
 pub mod show {

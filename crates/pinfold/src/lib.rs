@@ -37,8 +37,8 @@
 //! | allocate single pages, with a policy for each range | [`pages`] |
 //! | ask which CPUs and nodes there are, and which this process may use | [`topology`] |
 //! | keep approximate reads fresh, and give idle memory back | [`shepherd`] |
-//! | limit the memory that is held, and read how much that is | [`arena`] |
-//! | show counters to other processes | [`segment`] |
+//! | limit the memory that is held, and read how much that is | [`memory`] |
+//! | show counters to other processes | [`export`] |
 //!
 //! The global allocator on top of this crate is the crate `pinfold-malloc`. The folder `examples`
 //! has a program for each of the first six needs.
@@ -52,7 +52,7 @@
 #[cfg(test)]
 extern crate std;
 
-pub mod arena;
+mod arena;
 mod cache_units;
 pub mod counter;
 mod counter_units;
@@ -69,13 +69,32 @@ pub mod pages;
 pub mod percpu;
 mod profile;
 mod sanitizer;
-pub mod segment;
+mod segment;
 pub mod shepherd;
 mod show;
 pub mod slab;
 mod sys;
 pub mod topology;
 pub mod vmstat;
+
+pub mod memory {
+    //! How much memory the library holds, and how much it may hold.
+
+    pub use crate::arena::{
+        ARENA_STAT, ArenaItem, HugePages, HugePagesError, Limit, LimitError, NUMA_STAT, NodeStat,
+        NumaItem, dirty, dirty_limit, dirty_time, hard_limit, held, held_peak, huge_pages,
+        huge_total, large_in_use, limit, memory_limit, metadata_mapped, returned, set_dirty_limit,
+        set_dirty_time, set_huge_pages, set_limit, set_memory_limit, trim,
+    };
+}
+
+pub mod export {
+    //! Counters that other processes see, as with `pinfold stat`.
+
+    pub use crate::segment::{
+        Counted, CountedSet, CounterKind, ShowError, hide, hide_at, show, show_set,
+    };
+}
 
 /// Ends the process as `sys::die` does, and writes the thread's call stack after the message. The
 /// walk may allocate, so the caller holds no lock of this library.

@@ -4,7 +4,7 @@
 mod common;
 
 use common::runs::{alone, give, take};
-use pinfold::arena::{
+use pinfold::internal::arena::{
     self, GRANULE, HUGE, LARGE, Run, alloc_aligned_run, alloc_growing_run, alloc_run, entry,
     free_run, move_run, resize_run, run_size,
 };

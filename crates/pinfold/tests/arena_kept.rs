@@ -1,6 +1,6 @@
 //! Freed memory stays with the process for a while, within a bound.
 
-use pinfold::arena::{self, LARGE, Run};
+use pinfold::internal::arena::{self, LARGE, Run};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 

@@ -1,6 +1,6 @@
 //! A long run that is allocated and freed over and over stays with the process.
 
-use pinfold::arena::{self, LARGE, Run};
+use pinfold::internal::arena::{self, LARGE, Run};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;

@@ -4,7 +4,7 @@
 mod common;
 
 use common::runs::{alone, give, take};
-use pinfold::arena::{self, GRANULE, LARGE, alloc_run, free_run, move_run};
+use pinfold::internal::arena::{self, GRANULE, LARGE, alloc_run, free_run, move_run};
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;
 use std::fs;

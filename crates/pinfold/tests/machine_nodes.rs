@@ -3,7 +3,7 @@
 mod common;
 
 use common::machine::{Node, move_to, nearest_with_memory, nodes, where_lie};
-use pinfold::arena::node_of;
+use pinfold::internal::arena::node_of;
 use pinfold::slab::KmemCache;
 use pinfold::topology::{NodeId, Topology};
 use std::alloc::Layout;
@@ -212,7 +212,7 @@ fn when_a_node_is_full_others_give_memory() {
     cache.destroy().unwrap();
     // The arena does not notice pages that the kernel placed elsewhere, and they stay there until
     // they go back to the system. Then the node has room again.
-    pinfold::arena::trim();
+    pinfold::internal::arena::trim();
     let cache = self::cache(64);
     let objects: Vec<_> = (0..10_000)
         .map(|_| cache.alloc_node_exact(number).unwrap())

@@ -4,7 +4,7 @@ mod common;
 
 use common::again::passes;
 use common::pin;
-use pinfold::arena::{NUMA_STAT, NumaItem};
+use pinfold::internal::arena::{NUMA_STAT, NumaItem};
 use pinfold::mempolicy::{
     Distances, Mempolicy, Move, PageNode, Weights, apply, mems_allowed, node_for, nodes_of_pages,
     set_for_thread, thread_changed,
@@ -215,7 +215,7 @@ fn a_full_node_passes_requests_to_the_nearest() {
     let count = |number: usize, item| pages.numa_stat().sum_zone(Zone::normal(number), item);
 
     let hog = Hog::fill(full);
-    pinfold::arena::refresh_room();
+    pinfold::internal::arena::refresh_room();
     let before = NUMA_STAT.read_node(number, NumaItem::Foreign);
     let taken: Vec<_> = (0..50).map(|place| pages.alloc(place).unwrap()).collect();
     let elsewhere = lie_on(&taken);
@@ -233,7 +233,7 @@ fn a_full_node_passes_requests_to_the_nearest() {
     drop(hog);
 
     // The node has room again.
-    pinfold::arena::refresh_room();
+    pinfold::internal::arena::refresh_room();
     let back = pages.alloc(50).unwrap();
     assert_eq!(lie_on(&[back]), [full]);
     assert_eq!(count(number, NumaItem::Hit), 1);

@@ -5,7 +5,7 @@ mod common;
 
 use common::again::passes;
 use common::{Random, cpus, pin, with_nodes};
-use pinfold::arena::node_of;
+use pinfold::internal::arena::node_of;
 use pinfold::mempolicy::{Mempolicy, Mode, RangeError, SharedPolicy};
 use pinfold::pages::Pages;
 use pinfold::slab::{CacheError, KmemCache};

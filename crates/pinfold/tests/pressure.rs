@@ -1,7 +1,7 @@
 //! Under memory pressure, a shepherd has everything free go back at once. A pipe stands for the
 //! file that systemd hands to a service.
 
-use pinfold::arena;
+use pinfold::internal::arena;
 use pinfold::shepherd::Shepherd;
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;

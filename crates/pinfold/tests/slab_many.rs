@@ -6,7 +6,7 @@
 mod common;
 
 use common::{StopAtEnd, cpus, from_environment, stay_on_one_cpu};
-use pinfold::arena;
+use pinfold::internal::arena;
 use pinfold::slab::{Builder, DebugFlags, Info, KmemCache, Statistics, caches, slabinfo};
 use std::alloc::Layout;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -4,8 +4,8 @@
 mod common;
 
 use common::{Random, cpus, pin, with_nodes};
-use pinfold::arena::node_of;
 use pinfold::counter::PerCpuCounter;
+use pinfold::internal::arena::node_of;
 use pinfold::slab::KmemCache;
 use pinfold_rseq::{Backend, Index};
 use std::alloc::Layout;
@@ -88,7 +88,8 @@ fn runs_first() {
     if !faked() {
         return;
     }
-    let run = pinfold::arena::alloc_run(1, 1, pinfold::arena::LARGE, false).unwrap();
+    let run =
+        pinfold::internal::arena::alloc_run(1, 1, pinfold::internal::arena::LARGE, false).unwrap();
     let cache = cache(256);
     assert_eq!(node(run.start), 1);
     for wanted in [0, 1] {
@@ -98,7 +99,7 @@ fn runs_first() {
         unsafe { cache.free(object) };
     }
     // SAFETY: the run is in use, and the test gives it up.
-    unsafe { pinfold::arena::free_run(run.start) };
+    unsafe { pinfold::internal::arena::free_run(run.start) };
     cache.destroy().unwrap();
 }
 

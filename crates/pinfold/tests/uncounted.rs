@@ -1,8 +1,8 @@
 //! Programs that allocate and count nothing. There is one test, because any counter in the process
 //! would map the counters' units.
 
-use pinfold::arena;
 use pinfold::counter::EventCounter;
+use pinfold::internal::arena;
 use pinfold::internal::kmalloc;
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;

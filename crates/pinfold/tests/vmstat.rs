@@ -70,7 +70,7 @@ fn settings_apply_also_if_zones_come_before_the_first_cache() {
 fn has_a_limit() {
     if std::env::var_os("PINFOLD_MEMORY_LIMIT").is_some() {
         assert!(Zone::normal_of(NodeId(usize::MAX)).is_none());
-        assert_eq!(pinfold::arena::memory_limit(), Some(640 << 20));
+        assert_eq!(pinfold::internal::arena::memory_limit(), Some(640 << 20));
     }
 }
 

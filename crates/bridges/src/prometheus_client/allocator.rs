@@ -5,7 +5,7 @@ use crate::families::{
     CACHE_SLABS, CACHE_SLOW_CALLS, DIRTY, Family, HELD, HELD_PEAK, MAPPED, METADATA, RESIDENT,
     RETURNED,
 };
-use pinfold::arena::{self, ArenaItem};
+use pinfold::memory::{self, ArenaItem};
 use pinfold::slab::{Info, Statistics, caches};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -93,20 +93,20 @@ impl Collector for AllocatorCollector {
         let objects = caches
             .iter()
             .map(|cache| cache.active().saturating_mul(cache.size));
-        let large = (arena::large_in_use() + arena::huge_total()) as u64;
-        let (held, dirty) = (arena::held(), arena::dirty());
+        let large = (memory::large_in_use() + memory::huge_total()) as u64;
+        let (held, dirty) = (memory::held(), memory::dirty());
         let allocated = objects.fold(large, u64::saturating_add);
         gauge(&mut encoder, ALLOCATED, allocated)?;
         gauge(&mut encoder, ACTIVE, held.saturating_sub(dirty))?;
         gauge(&mut encoder, DIRTY, dirty)?;
         gauge(&mut encoder, HELD, held)?;
-        gauge(&mut encoder, HELD_PEAK, arena::held_peak())?;
-        let metadata = arena::metadata_mapped();
+        gauge(&mut encoder, HELD_PEAK, memory::held_peak())?;
+        let metadata = memory::metadata_mapped();
         gauge(&mut encoder, METADATA, metadata)?;
         gauge(&mut encoder, RESIDENT, held.saturating_add(metadata))?;
-        let mapped = arena::ARENA_STAT.read(ArenaItem::Mapped) + arena::huge_total() as u64;
+        let mapped = memory::ARENA_STAT.read(ArenaItem::Mapped) + memory::huge_total() as u64;
         gauge(&mut encoder, MAPPED, mapped.saturating_add(metadata))?;
-        let returned = ConstCounter::new(arena::returned());
+        let returned = ConstCounter::new(memory::returned());
         let unit = Some(&Unit::Bytes);
         let (name, help) = (RETURNED.name, RETURNED.help);
         returned.encode(encoder.encode_descriptor(name, help, unit, MetricType::Counter)?)?;

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 use naming::Subject;
 pub use naming::{PATIENCE, Patience, child_main};
 use pinfold::internal::profile::NoWalks;
-use pinfold::segment::{Code, HEAP_START, HEAP_STOP};
+use pinfold::internal::segment::{Code, HEAP_START, HEAP_STOP};
 use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_malloc::settings::parse_heap_interval;
 use raw::Raw;

@@ -13,7 +13,7 @@ use super::source::Unreadable;
 use crate::foreign::{Content, Memory, Process};
 use pinfold::internal::kmalloc::MAX_SMALL_SIZE;
 use pinfold::internal::profile::BYTES;
-use pinfold::segment::{MAGIC, Mailbox, Segment, VERSION};
+use pinfold::internal::segment::{MAGIC, Mailbox, Segment, VERSION};
 use std::io::{self, ErrorKind};
 use std::mem::offset_of;
 use std::sync::atomic::AtomicU64;

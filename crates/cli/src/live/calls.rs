@@ -1,7 +1,7 @@
 //! The counts of calls in a segment, of a process that counts every call.
 
 use super::snapshot::Refused;
-use pinfold::segment::{CLASSES, Call};
+use pinfold::internal::segment::{CLASSES, Call};
 use pinfold::vmstat::Item;
 use std::io;
 

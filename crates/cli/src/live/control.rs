@@ -5,7 +5,7 @@ use super::source::{Source, name};
 use crate::foreign::Process;
 use crate::output::{self, Table};
 use anyhow::{Context, Result, anyhow, bail};
-use pinfold::segment::{Answer, Code, GET, HEAP_START, SET, TRIM};
+use pinfold::internal::segment::{Answer, Code, GET, HEAP_START, SET, TRIM};
 use pinfold_malloc::changeable::{Changeable, SETTINGS, find};
 use std::process::ExitCode;
 use std::time::Duration;

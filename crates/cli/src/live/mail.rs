@@ -3,7 +3,7 @@
 use super::behind::Behind;
 use super::source::{MAILBOX_LINK, Unreadable, files};
 use crate::foreign::{Process, has_ended, reopen_for_writing};
-use pinfold::segment::{Answer, Code, Mailbox, Posted, Request};
+use pinfold::internal::segment::{Answer, Code, Mailbox, Posted, Request};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::null_mut;

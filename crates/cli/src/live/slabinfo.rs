@@ -4,7 +4,7 @@ use super::snapshot::{Cache, Snapshot};
 use super::source::Source;
 use crate::output;
 use anyhow::{Context, Result};
-use pinfold::segment::SlabEvent;
+use pinfold::internal::segment::SlabEvent;
 use serde::Serialize;
 use std::fmt::Write;
 use std::process::ExitCode;

@@ -2,7 +2,7 @@
 
 use super::calls::Calls;
 use pinfold::internal::kmalloc;
-use pinfold::segment::{
+use pinfold::internal::segment::{
     CACHES, COUNTERS, CacheRow, CounterKind, CounterRow, EVENTS, MAGIC, NODES, NodeEvents,
     NodeMemory, SETTINGS, Segment, SlabEvent, VERSION,
 };

@@ -19,7 +19,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
-/// How the kernel names the files of `pinfold::segment`.
+/// How the kernel names the files of `pinfold::internal::segment`.
 const SEGMENT_LINK: &[u8] = b"/memfd:pinfold (deleted)";
 pub(super) const MAILBOX_LINK: &[u8] = b"/memfd:pinfold-mailbox (deleted)";
 /// How many files of a process are opened. A process has one file of each kind, and a forked child

@@ -4,7 +4,7 @@
 use super::repeat::Repeat;
 use super::snapshot::Snapshot;
 use anyhow::Result;
-use pinfold::segment::SlabEvent;
+use pinfold::internal::segment::SlabEvent;
 use serde::Serialize;
 use std::process::ExitCode;
 use std::time::Duration;

@@ -3,7 +3,7 @@
 use crate::foreign::{Content, open_own};
 use crate::live::{Cache, Snapshot};
 use anyhow::{Context, Result, anyhow};
-use pinfold::segment::{Call, SlabEvent};
+use pinfold::internal::segment::{Call, SlabEvent};
 use std::fs;
 use std::path::{Path, PathBuf};
 

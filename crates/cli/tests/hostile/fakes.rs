@@ -1,7 +1,9 @@
 //! Files as the command expects them of other processes, with wrong content.
 
 use pinfold::internal::profile::{FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, RECORDS_AT, Record};
-use pinfold::segment::{CacheRow, CounterRow, MAGIC, NodeEvents, NodeMemory, Segment, VERSION};
+use pinfold::internal::segment::{
+    CacheRow, CounterRow, MAGIC, NodeEvents, NodeMemory, Segment, VERSION,
+};
 use std::ffi::CStr;
 use std::fs::File;
 use std::mem::offset_of;

@@ -5,7 +5,7 @@ use crate::fakes;
 use crate::neighbour::stay;
 use crate::programs::{ESCAPES, Random, SECRET, set_name};
 use pinfold::internal::profile::{FRAMES, MAX_RECORDS};
-use pinfold::segment::{
+use pinfold::internal::segment::{
     CacheRow, FILE, MAILBOX_FILE, Mailbox, NodeEvents, PROFILE_FILE, SLOTS, Segment,
 };
 use std::ffi::OsStr;

@@ -2,7 +2,7 @@
 
 use crate::fakes;
 use crate::neighbour::{FOLDER, ROLE, announce, die_with_parent, life, ready, skip, stay};
-use pinfold::segment::{Mailbox, Request, TRIM};
+use pinfold::internal::segment::{Mailbox, Request, TRIM};
 use std::ffi::{CStr, OsStr};
 use std::fs::{self, File, OpenOptions};
 use std::hint::black_box;

@@ -7,7 +7,7 @@
 use super::support::{answer, boxed, boxed_or_errno, null_with, unboxed};
 use core::ffi::c_int;
 use pinfold::counter::{Counters, EventCounter, PerCpuCounter, PerCpuHistogram};
-use pinfold::segment;
+use pinfold::internal::segment;
 
 /// `PINFOLD_BATCH_DEFAULT`: stands for the default batch.
 const BATCH_DEFAULT: u64 = u64::MAX;

@@ -9,7 +9,7 @@ use super::text::str_of;
 use core::ffi::{c_char, c_int};
 use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::internal::heap;
-use pinfold::segment::{self, Counted};
+use pinfold::internal::segment::{self, Counted};
 
 /// Shows `this` under `name`. Returns 0, or −1 with errno.
 ///

@@ -6,8 +6,8 @@
 use super::support::{failed, null_with};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
-use pinfold::internal::{heap, keep_errno, kmalloc};
-use pinfold::{arena, slab};
+use pinfold::internal::{arena, heap, keep_errno, kmalloc};
+use pinfold::slab;
 use pinfold_rseq::kernel::page_size as os_page;
 
 /// Allocates a block of `size` bytes, aligned to 16 (`malloc`). Also returns a block for a size of

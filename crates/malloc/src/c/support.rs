@@ -4,9 +4,9 @@
 use core::ffi::{c_int, c_void};
 use core::ptr::{NonNull, null_mut};
 use pinfold::counter::{CounterError, SharedError};
+use pinfold::internal::segment::ShowError;
 use pinfold::internal::{heap, set_errno};
 use pinfold::mempolicy::{PolicyError, RangeError};
-use pinfold::segment::ShowError;
 use pinfold::shepherd::ShepherdError;
 use pinfold::slab::{CacheError, OutOfMemory};
 use pinfold_rseq::FenceError;

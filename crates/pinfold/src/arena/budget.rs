@@ -74,7 +74,7 @@ static REFUSALS: AtomicUsize = AtomicUsize::new(0);
 /// A soft limit as a user gives it.
 ///
 /// ```
-/// use pinfold::arena::Limit;
+/// use pinfold::memory::Limit;
 ///
 /// assert_eq!("512M".parse(), Ok(Limit::Bytes(512 << 20)));
 /// assert_eq!("80%".parse(), Ok(Limit::Percent(80)));
@@ -142,7 +142,7 @@ impl fmt::Display for Limit {
 /// A text that is not a [`Limit`].
 ///
 /// ```
-/// use pinfold::arena::{Limit, LimitError};
+/// use pinfold::memory::{Limit, LimitError};
 ///
 /// assert_eq!("0".parse::<Limit>(), Err(LimitError));
 /// assert!(LimitError.to_string().contains("512M"));
@@ -239,12 +239,12 @@ fn settle() {
 /// time the held memory grows by a thirty-second part of the limit, and at least 2 MiB.
 ///
 /// ```
-/// use pinfold::arena;
+/// use pinfold::memory;
 ///
-/// arena::set_memory_limit(Some(512 << 20));
-/// assert_eq!(arena::memory_limit(), Some(512 << 20));
-/// arena::set_memory_limit(None);
-/// assert_eq!(arena::memory_limit(), None);
+/// memory::set_memory_limit(Some(512 << 20));
+/// assert_eq!(memory::memory_limit(), Some(512 << 20));
+/// memory::set_memory_limit(None);
+/// assert_eq!(memory::memory_limit(), None);
 /// ```
 pub fn set_memory_limit(bytes: Option<usize>) {
     super::init();
@@ -282,11 +282,11 @@ pub fn limit() -> Option<Limit> {
 /// Costs one store.
 ///
 /// ```
-/// use pinfold::arena;
+/// use pinfold::memory;
 ///
-/// arena::set_dirty_limit(Some(1 << 20));
-/// assert_eq!(arena::dirty_limit(), Some(1 << 20));
-/// arena::set_dirty_limit(None);
+/// memory::set_dirty_limit(Some(1 << 20));
+/// assert_eq!(memory::dirty_limit(), Some(1 << 20));
+/// memory::set_dirty_limit(None);
 /// ```
 pub fn set_dirty_limit(bytes: Option<usize>) {
     MOST_KEPT.store(bytes.unwrap_or(NONE), Relaxed);

@@ -200,7 +200,7 @@ fn mapped(more: usize, less: usize) {
 /// that signal handlers may call it at any point.
 ///
 /// ```
-/// use pinfold::arena::{HUGE, alloc_huge, free_huge, huge_size};
+/// use pinfold::internal::arena::{HUGE, alloc_huge, free_huge, huge_size};
 ///
 /// let block = alloc_huge(HUGE, 4096).expect("memory");
 /// assert_eq!(huge_size(block.as_ptr()), Some(HUGE));

@@ -35,7 +35,7 @@ const FAR: usize = 4;
 /// When the arenas ask for huge pages.
 ///
 /// ```
-/// use pinfold::arena::HugePages;
+/// use pinfold::memory::HugePages;
 ///
 /// assert_eq!("never".parse(), Ok(HugePages::Never));
 /// assert_eq!(HugePages::Never.to_string(), "never");
@@ -93,7 +93,7 @@ impl fmt::Display for HugePages {
 /// The error for a text that [`HugePages`] does not know.
 ///
 /// ```
-/// use pinfold::arena::{HugePages, HugePagesError};
+/// use pinfold::memory::{HugePages, HugePagesError};
 ///
 /// assert_eq!("on".parse::<HugePages>(), Err(HugePagesError));
 /// assert!(HugePagesError.to_string().contains("always"));
@@ -119,7 +119,7 @@ static MODE: AtomicU8 = AtomicU8::new(HugePages::Auto as u8);
 /// system's setting decides.
 ///
 /// ```
-/// use pinfold::arena::{HugePages, set_huge_pages};
+/// use pinfold::memory::{HugePages, set_huge_pages};
 ///
 /// set_huge_pages(HugePages::Never);
 /// ```
@@ -131,7 +131,7 @@ pub fn set_huge_pages(mode: HugePages) {
 /// Returns when the arenas ask for huge pages. Costs one load.
 ///
 /// ```
-/// use pinfold::arena::{HugePages, huge_pages, set_huge_pages};
+/// use pinfold::memory::{HugePages, huge_pages, set_huge_pages};
 ///
 /// set_huge_pages(HugePages::Always);
 /// assert_eq!(huge_pages(), HugePages::Always);

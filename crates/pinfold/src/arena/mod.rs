@@ -300,7 +300,7 @@ crate::vmstat_items! {
     /// or gives memory back, never for each object.
     ///
     /// ```
-    /// use pinfold::arena::{ARENA_STAT, ArenaItem, HUGE, alloc_huge, free_huge};
+    /// use pinfold::internal::arena::{ARENA_STAT, ArenaItem, HUGE, alloc_huge, free_huge};
     ///
     /// let block = alloc_huge(HUGE, 4096).expect("memory");
     /// assert!(ARENA_STAT.read_node(0, ArenaItem::Huge) >= HUGE as u64);
@@ -325,7 +325,7 @@ crate::vmstat_items! {
 /// The memory that the arenas hold and gave back, by node.
 ///
 /// ```
-/// use pinfold::arena::{ARENA_STAT, ArenaItem, held};
+/// use pinfold::memory::{ARENA_STAT, ArenaItem, held};
 ///
 /// assert!(ARENA_STAT.read(ArenaItem::Held) >= ARENA_STAT.read(ArenaItem::Huge));
 /// ```
@@ -359,9 +359,9 @@ pub fn huge_total() -> usize {
 /// which only the used pages take memory. Not part of [`held`]. One load.
 ///
 /// ```
-/// use pinfold::arena;
+/// use pinfold::memory;
 ///
-/// assert!(arena::metadata_mapped() < 1 << 40);
+/// assert!(memory::metadata_mapped() < 1 << 40);
 /// ```
 pub fn metadata_mapped() -> u64 {
     metadata::total()
@@ -371,9 +371,9 @@ pub fn metadata_mapped() -> u64 {
 /// One load for each node.
 ///
 /// ```
-/// use pinfold::arena;
+/// use pinfold::memory;
 ///
-/// assert!(arena::dirty() <= arena::held());
+/// assert!(memory::dirty() <= memory::held());
 /// ```
 pub fn dirty() -> u64 {
     let granules: usize = (0..nodes::count()).map(kept::dirty).sum();

@@ -27,7 +27,7 @@ crate::vmstat_items! {
     /// kernel counts it.
     ///
     /// ```
-    /// use pinfold::arena::{NUMA_STAT, NumaItem::*};
+    /// use pinfold::memory::{NUMA_STAT, NumaItem::*};
     ///
     /// let [hit, miss, local, other] = [Hit, Miss, Local, Other].map(|item| NUMA_STAT.read(item));
     /// // Each page counts in one item of either pair.
@@ -53,7 +53,7 @@ crate::vmstat_items! {
 /// object.
 ///
 /// ```
-/// use pinfold::arena::{NUMA_STAT, NumaItem};
+/// use pinfold::memory::{NUMA_STAT, NumaItem};
 ///
 /// let here = NUMA_STAT.read(NumaItem::Local);
 /// println!("{here} pages came from the node of the thread");

@@ -187,10 +187,10 @@ pub unsafe fn zero_run(start: NonNull<u8>, size: usize) {
 ///
 /// ```
 /// use core::time::Duration;
-/// use pinfold::arena;
+/// use pinfold::memory;
 ///
-/// arena::set_dirty_time(Duration::from_secs(10));
-/// assert_eq!(arena::dirty_time(), Duration::from_secs(10));
+/// memory::set_dirty_time(Duration::from_secs(10));
+/// assert_eq!(memory::dirty_time(), Duration::from_secs(10));
 /// ```
 pub fn set_dirty_time(time: Duration) {
     let most = u128::from(MOST_DIRTY_FOR);

@@ -75,7 +75,7 @@ pub(super) fn arena_of(node: usize) -> &'static Lock<Arena> {
 /// A run from [`alloc_run`].
 ///
 /// ```
-/// use pinfold::arena::{GRANULE, LARGE, alloc_run, free_run, node_here};
+/// use pinfold::internal::arena::{GRANULE, LARGE, alloc_run, free_run, node_here};
 ///
 /// let run = alloc_run(2, node_here(), LARGE, false).expect("memory");
 /// assert_eq!(run.start.as_ptr() as usize % GRANULE, 0);

@@ -25,7 +25,7 @@ struct Row([AtomicU64; MAX_ITEMS]);
 /// memory that the kernel places by that policy.
 ///
 /// ```
-/// use pinfold::arena::{NUMA_STAT, NumaItem};
+/// use pinfold::memory::{NUMA_STAT, NumaItem};
 ///
 /// assert_eq!(NUMA_STAT.read_node(1000, NumaItem::Hit), 0);
 /// assert!(NUMA_STAT.to_string().starts_with("numa_hit "));

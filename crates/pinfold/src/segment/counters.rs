@@ -23,7 +23,7 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 /// # Examples
 ///
 /// ```
-/// use pinfold::segment::CounterKind;
+/// use pinfold::export::CounterKind;
 ///
 /// assert_eq!((CounterKind::Events as u32, CounterKind::Level as u32), (0, 1));
 /// ```
@@ -50,7 +50,7 @@ use sealed::Read;
 /// # Examples
 ///
 /// ```
-/// fn is_counted<C: pinfold::segment::Counted>(_: &C) {}
+/// fn is_counted<C: pinfold::export::Counted>(_: &C) {}
 ///
 /// is_counted(&pinfold::counter::PerCpuCounter::new());
 /// ```
@@ -65,7 +65,7 @@ pub trait Counted: Read {}
 /// pinfold::vmstat_items! {
 ///     pub enum Fault { Minor = "pgfault" }
 /// }
-/// fn is_set<S: pinfold::segment::CountedSet>(_: &S) {}
+/// fn is_set<S: pinfold::export::CountedSet>(_: &S) {}
 ///
 /// is_set(&pinfold::vmstat::VmStat::<Fault>::new());
 /// ```
@@ -122,7 +122,7 @@ fn between((low, high): (i64, i64)) -> i64 {
 ///
 /// ```
 /// use pinfold::counter::EventCounter;
-/// use pinfold::segment::{ShowError, show};
+/// use pinfold::export::{ShowError, show};
 ///
 /// static HITS: EventCounter = EventCounter::new();
 /// assert_eq!(show("cache hits", &HITS), Err(ShowError::Name));
@@ -219,7 +219,7 @@ fn table() -> Option<Guard<'static, Table>> {
 ///
 /// ```
 /// use pinfold::counter::EventCounter;
-/// use pinfold::segment::{ShowError, show};
+/// use pinfold::export::{ShowError, show};
 ///
 /// static REQUESTS: EventCounter = EventCounter::new();
 /// // This test does not run on Pinfold's malloc.
@@ -234,7 +234,7 @@ pub fn show<C: Counted>(name: &str, counter: &'static C) -> Result<(), ShowError
 /// # Examples
 ///
 /// ```
-/// use pinfold::segment::{ShowError, show_set};
+/// use pinfold::export::{ShowError, show_set};
 /// use pinfold::vmstat::VmEvents;
 ///
 /// pinfold::vmstat_items! {
@@ -309,7 +309,7 @@ fn checked(name: &str) -> Result<Name, ShowError> {
 /// # Examples
 ///
 /// ```
-/// assert!(!pinfold::segment::hide("requests"));
+/// assert!(!pinfold::export::hide("requests"));
 /// ```
 pub fn hide(name: &str) -> bool {
     checked(name).is_ok_and(|name| remove(|entry| entry.name == name) == Some(true))

@@ -14,7 +14,7 @@ crate::vmstat_items! {
     /// # Examples
     ///
     /// ```
-    /// use pinfold::segment::SlabEvent;
+    /// use pinfold::internal::segment::SlabEvent;
     ///
     /// assert!(SlabEvent::Refilled.is_locked() && !SlabEvent::FreeRemote.is_locked());
     /// ```
@@ -80,7 +80,7 @@ pub const EVENTS: usize = SlabEvent::NAMES.len();
 /// # Examples
 ///
 /// ```
-/// use pinfold::segment::{EVENTS, NodeEvents};
+/// use pinfold::internal::segment::{EVENTS, NodeEvents};
 ///
 /// assert!(size_of::<NodeEvents>() >= 8 * EVENTS);
 /// ```

@@ -94,7 +94,7 @@ pub const SET: u32 = 16;
 /// # Examples
 ///
 /// ```
-/// assert_eq!(size_of::<pinfold::segment::Mailbox>(), 4096);
+/// assert_eq!(size_of::<pinfold::internal::segment::Mailbox>(), 4096);
 /// ```
 #[repr(C, align(4096))]
 pub struct Mailbox {
@@ -115,7 +115,7 @@ pub struct Mailbox {
 /// # Examples
 ///
 /// ```
-/// use pinfold::segment::{TRIM, Request, now_ms};
+/// use pinfold::internal::segment::{TRIM, Request, now_ms};
 ///
 /// let request = Request::new(77, TRIM, 1000);
 /// assert_eq!(Request::from_word(request.word()), request);
@@ -193,7 +193,7 @@ impl Request {
 /// # Examples
 ///
 /// ```
-/// use pinfold::segment::{Answer, Code};
+/// use pinfold::internal::segment::{Answer, Code};
 ///
 /// let answer = Answer::new(Code::Done, 4096);
 /// assert_eq!((answer.code(), answer.value()), (Some(Code::Done), 4096));

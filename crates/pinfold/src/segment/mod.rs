@@ -105,7 +105,7 @@ pub const DIRECTORY_VARIABLE: &str = "PINFOLD_STATS";
 ///
 /// ```
 /// // Only a process whose malloc is Pinfold's has a segment.
-/// assert!(pinfold::segment::current().is_none());
+/// assert!(pinfold::internal::segment::current().is_none());
 /// ```
 #[repr(C)]
 pub struct Segment {
@@ -194,7 +194,7 @@ pub struct Segment {
 /// ```
 /// use std::sync::atomic::Ordering::Relaxed;
 ///
-/// let memory = pinfold::segment::NodeMemory::default();
+/// let memory = pinfold::internal::segment::NodeMemory::default();
 /// assert_eq!(memory.used.load(Relaxed), 0);
 /// ```
 #[derive(Debug, Default)]
@@ -213,7 +213,7 @@ pub struct NodeMemory {
 /// ```
 /// use std::sync::atomic::Ordering::Relaxed;
 ///
-/// let unused = pinfold::segment::CacheRow::default();
+/// let unused = pinfold::internal::segment::CacheRow::default();
 /// assert_eq!(unused.state.load(Relaxed), 0);
 /// ```
 #[derive(Debug, Default)]
@@ -243,7 +243,7 @@ pub struct CacheRow {
 /// ```
 /// use std::sync::atomic::Ordering::Relaxed;
 ///
-/// let unused = pinfold::segment::CounterRow::default();
+/// let unused = pinfold::internal::segment::CounterRow::default();
 /// assert_eq!(unused.state.load(Relaxed), 0);
 /// ```
 #[derive(Debug, Default)]

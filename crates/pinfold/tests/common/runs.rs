@@ -1,6 +1,6 @@
 //! Runs of granules, in a process whose arena no other test uses.
 
-use pinfold::arena::{LARGE, alloc_run, free_run};
+use pinfold::internal::arena::{LARGE, alloc_run, free_run};
 use std::process::Command;
 use std::ptr::NonNull;
 

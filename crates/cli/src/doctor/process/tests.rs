@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::live::segment;
-use pinfold::segment::EVENTS;
+use pinfold::internal::segment::EVENTS;
 use pinfold::vmstat::Item;
 use std::fs;
 

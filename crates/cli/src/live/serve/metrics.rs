@@ -3,7 +3,7 @@
 use super::exposition::{Family, Kind, Labels, Samples};
 use super::look::{Look, Reading};
 use super::request::Format;
-use pinfold::segment::SlabEvent;
+use pinfold::internal::segment::SlabEvent;
 use pinfold_bridges::families::{
     self, ACTIVE, ALLOCATED, CACHE_FLUSHES, CACHE_OBJECTS, CACHE_REFILLS, CACHE_REMOTE_FREES,
     CACHE_SLABS, CACHE_SLOW_CALLS, DIRTY, HELD, HELD_PEAK, MAPPED, METADATA, RESIDENT, RETURNED,

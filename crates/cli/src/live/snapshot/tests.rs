@@ -1,7 +1,7 @@
 //! Made-up segments, and what a reader finds in them.
 
 use super::*;
-use pinfold::segment::Call;
+use pinfold::internal::segment::Call;
 
 const NODES: usize = 2;
 const CACHES: usize = 6;
@@ -144,7 +144,7 @@ fn broken_segments_are_refused() {
 /// A small file can claim more rows than a reader could ever show.
 #[test]
 fn more_rows_than_a_process_can_make_are_refused() {
-    use pinfold::segment::{CACHES, COUNTERS, NODES};
+    use pinfold::internal::segment::{CACHES, COUNTERS, NODES};
     let mut whole = segment(0);
     whole.resize(32 << 20, 0);
     for (field, most) in [

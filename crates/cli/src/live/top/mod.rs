@@ -217,7 +217,7 @@ mod tests {
         tests::{segment, set_call},
     };
     use super::*;
-    use pinfold::segment::{Call, SlabEvent};
+    use pinfold::internal::segment::{Call, SlabEvent};
 
     fn text(watched: &Watched, width: u16, height: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();

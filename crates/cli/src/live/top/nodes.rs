@@ -1,7 +1,7 @@
 //! The memory nodes of a process.
 
 use crate::live::snapshot::{Cache, Snapshot};
-use pinfold::segment::{EVENTS, SlabEvent};
+use pinfold::internal::segment::{EVENTS, SlabEvent};
 use serde::Serialize;
 
 /// One node. Rates are of a second.

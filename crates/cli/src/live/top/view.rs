@@ -8,7 +8,7 @@ use super::nodes::{self, Node};
 use super::shepherd::Shepherd;
 use super::sum::Sum;
 use clap::ValueEnum;
-use pinfold::segment::SlabEvent;
+use pinfold::internal::segment::SlabEvent;
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 

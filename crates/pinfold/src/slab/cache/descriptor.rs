@@ -151,7 +151,7 @@ impl core::fmt::Display for CacheError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         f.write_str(match self {
             CacheError::TooLarge => {
-                "objects of a cache are at most 64 KiB large and aligned; use pinfold::arena for larger ones"
+                "objects of a cache are at most 64 KiB large and aligned; use malloc for larger ones"
             }
             CacheError::TooMany => "there are 4096 caches already; destroy some, or share one for equal layouts",
             CacheError::NoNodes => {
