@@ -8,7 +8,7 @@
 #include <stdio.h>
 
 _Static_assert(sizeof(struct pinfold_counter) == 128, "a counter takes 128 bytes");
-_Static_assert(_Alignof(struct pinfold_counter) == 16, "a counter is aligned as malloc aligns");
+_Static_assert(_Alignof(struct pinfold_counter) == 8, "a counter is aligned to 8");
 _Static_assert(sizeof(struct pinfold_event) == 16, "an event counter takes 16 bytes");
 _Static_assert(_Alignof(struct pinfold_event) == 8, "an event counter is aligned to 8");
 _Static_assert(sizeof(struct pinfold_reader) == 16, "a reader takes 16 bytes");
