@@ -400,8 +400,8 @@ kill $new; rm "$lines"
 
 #[test]
 fn a_process_with_a_reused_number_is_another_process() {
-    // Only root may choose numbers, in a namespace of its own. `timeout` ends a `stat` that goes
-    // on.
+    // To choose the next process's number takes root and a PID namespace. `timeout` ends the test
+    // if `stat` does not exit.
     let unshare = [
         "120",
         "unshare",

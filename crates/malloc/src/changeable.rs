@@ -184,7 +184,7 @@ impl Changeable {
     }
 
     /// Returns whether setting this value may make a system call that malloc does not make: the one
-    /// that asks for the machine's memory.
+    /// that asks how much memory the machine has.
     pub fn needs_the_machine(&self, value: u64) -> bool {
         matches!(self.unit, Unit::Limit) && (PERCENT..NONE).contains(&value)
     }

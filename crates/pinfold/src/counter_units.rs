@@ -185,7 +185,8 @@ fn alignment(words: usize) -> (usize, usize) {
 /// Returns `None` if there is no room or no memory, while another thread forks, and in a signal
 /// handler that may not wait for this module's lock.
 ///
-/// Takes this module's lock, and reads and writes one bit for each word.
+/// Takes this module's lock, and writes one bit for each word. Reads the bits from a hint on to the
+/// first room. The first call maps the units.
 pub(crate) fn alloc(size: usize) -> Option<usize> {
     alloc_in(SPACE.lock_or_divert()?, size)
 }
@@ -375,7 +376,8 @@ pub(crate) unsafe fn place_near(index: usize, unit: *mut u8, size: usize) {
     unsafe {
         let node = here.map(|(_, node)| node);
         // If the thread has left the CPU, or the CPU's node has no memory, the kernel places each
-        // page where it is first touched. The threads that touch the unit run on the CPU.
+        // page where it is first touched. The threads that touch the unit run on that CPU, so the
+        // pages still come from near it.
         if node.is_none() || !sys::prefer_node(unit, size, node) {
             sys::prefer_node(unit, size, None);
         }

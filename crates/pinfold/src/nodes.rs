@@ -113,7 +113,7 @@ pub(crate) fn make_up() -> Option<usize> {
 }
 
 /// Gives numbers to the system's nodes in `usable`, and returns how many nodes these are. Returns
-/// `None` if they are not from 2 to `MAX_NODES` - 1.
+/// `None` if there are fewer than 2 or more than `MAX_NODES` - 1 of them.
 pub(crate) fn number(usable: &NodeSet) -> Option<usize> {
     let nodes = usable.len();
     if !(2..MAX_NODES).contains(&nodes) {

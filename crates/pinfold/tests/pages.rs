@@ -133,8 +133,8 @@ fn rebinds() {
     // Node 3 is known, and gives the pages.
     pages.rebind(&allowed("3-4")).unwrap();
     assert_eq!(now().1, [3, 3, 3, 3, 3]);
-    // The remaining policies do not come to node 7: one is a wish, the other means the thread's
-    // node.
+    // The two policies that remain do not need node 7, so `rebind` accepts it: one is only a
+    // preference, and the other means the calling thread's node.
     pages.set_policy(0..20, None).unwrap();
     pages.rebind(&allowed("7")).unwrap();
     assert_eq!(nodes_of(&pages, 20..21), [3]);

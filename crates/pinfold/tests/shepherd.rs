@@ -102,8 +102,8 @@ fn a_thread_folds_counters_arrays_and_items() {
             && many.iter().all(|counter| counter.read() == 2)
             && items.read(Item::There) == 1
     });
-    // An add that finds its shard's lock held by the thread goes to the counter's base, and is
-    // never folded. So the counting goes on.
+    // If an add finds its shard locked by the shepherd's thread, it goes to the counter's base, and
+    // no fold counts it. So this loop keeps adding until enough folds are counted.
     wait_until("the count of folds", || {
         single.add(1);
         running.folds() >= 102

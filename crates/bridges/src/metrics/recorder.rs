@@ -88,8 +88,8 @@ impl PinfoldRecorder {
     /// Returns all metrics in the text format of Prometheus, version 0.0.4, sorted by name. Sums
     /// each metric over the CPUs.
     pub fn render(&self) -> String {
-        // Copied under the lock and summed without it, so that a thread with a new key does not
-        // wait for the sums.
+        // Copies under the lock, and sums without it, so that a thread that registers a new metric
+        // does not wait for the sums.
         let (families, descriptions) = {
             let registry = lock(&self.0.registry);
             (registry.families.clone(), registry.descriptions.clone())

@@ -24,8 +24,8 @@ pub struct Mapping {
     pub device: (u32, u32),
     /// 0 for memory without a file.
     pub inode: u64,
-    /// The file's path, the kernel's name for the memory in brackets, or nothing. A path of a
-    /// deleted file ends with ` (deleted)`.
+    /// The file's path, or the kernel's name for the memory, such as `[heap]`, or nothing. A path
+    /// of a deleted file ends with ` (deleted)`.
     pub path: Vec<u8>,
 }
 

@@ -108,8 +108,8 @@ fn wait(child: &mut Child) -> Option<(ExitStatus, u64)> {
     }
 }
 
-/// Checks that a terminal would take the bytes as text, and that the text has no line that a
-/// process has made.
+/// Checks that the bytes are UTF-8 without control characters, and that no line is one that the
+/// watched process forged.
 pub fn clean(bytes: &[u8]) -> Result<String, String> {
     let text = std::str::from_utf8(bytes).map_err(|_| {
         let lines = bytes.split(|&byte| byte == b'\n');

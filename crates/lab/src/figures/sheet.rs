@@ -32,12 +32,12 @@ pub struct Sheet {
 }
 
 impl Sheet {
-    /// Collects the forms of the results of the measurement `bench`. The text begins with a line
-    /// about the machine.
+    /// Puts the results of the measurement `bench` together: as text, as JSON and as a plot. The
+    /// text begins with a line about the machine.
     ///
     /// # Errors
     ///
-    /// Fails if a row has no form in JSON.
+    /// Fails if a row cannot be written as JSON.
     pub fn new<R: Serialize>(
         bench: &str,
         machine: &Machine,

@@ -44,8 +44,8 @@ const FAR: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HugePages {
-    /// For slabs of small objects (up to 4 KiB), beyond the first 64 MiB of them, while no memory
-    /// limit is near.
+    /// For slabs of small objects (up to 4 KiB) beyond the first 64 MiB of them, while no memory
+    /// limit is near. Never for the slabs of hardened caches.
     Auto = 0,
     /// For no memory.
     Never = 1,

@@ -83,8 +83,9 @@ pub(super) fn mapped(bytes: usize) {
     MAPPED.fetch_add(bytes as u64, Relaxed);
 }
 
-/// Returns how many bytes are mapped for the allocator's own structures, without the CPUs' units,
-/// of which only the used pages take memory. One load.
+/// Returns how many bytes are mapped for the allocator's own structures, without the CPUs' units of
+/// counters. Counts a CPU's unit of sheaves whole, although only its used pages take memory. One
+/// load.
 pub(super) fn total() -> u64 {
     MAPPED.load(Relaxed)
 }

@@ -125,7 +125,8 @@ const MAX_RUN: u32 = REGION_GRANULES as u32 - REGION_FIRST - 1;
 pub(crate) const PRIVATE: usize = 576;
 
 /// The arena's record of a granule. The lock of the node's arena protects the frames of free runs.
-/// The frames of a run in use belong to the holder of the run.
+/// The frames of a run in use belong to the holder of the run, except `state`, which only a holder
+/// of the lock writes.
 #[repr(C, align(32))]
 pub(crate) struct Frame {
     /// The run's first granule.

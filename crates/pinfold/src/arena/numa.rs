@@ -30,8 +30,7 @@ crate::vmstat_items! {
     /// use pinfold::memory::{NUMA_STAT, NumaItem::*};
     ///
     /// let [hit, miss, local, other] = [Hit, Miss, Local, Other].map(|item| NUMA_STAT.read(item));
-    /// // Each page counts in one item of either pair.
-    /// assert_eq!(hit + miss, local + other);
+    /// // Each page counts once in each of the two pairs. assert_eq!(hit + miss, local + other);
     /// ```
     pub enum NumaItem {
         /// Taken from this node, as the caller wanted.

@@ -375,8 +375,8 @@ impl SharedCounters {
     fn collect(&self, nth: usize) -> Moved {
         let mut sum = Moved { up: 0, down: 0 };
         for at in 0..self.lanes.div_ceil(64) {
-            // Acquire, here and below, keeps two collections and the load of the base in order, and
-            // pairs with the releases in `add`.
+            // `sum` collects twice, and loads the base in between. Acquire, here and below, keeps
+            // these three in order, and pairs with the releases in `add`.
             let used = self.word((BITS + at) * WORD).load(Acquire);
             for lane in bits(used).map(|bit| at * 64 + bit) {
                 // A damaged file may have bits of lanes that do not exist.

@@ -145,8 +145,8 @@ fn handler_for(action: &libc::sigaction) -> Option<libc::sigaction> {
     ours.sa_sigaction = HANDLERS[nth] as usize;
     ours.sa_flags = (ours.sa_flags | libc::SA_SIGINFO) & !libc::SA_RESETHAND;
     if !has_function(action) {
-        // A report of a stack that has overflowed needs another stack. A system call that an
-        // ignored signal interrupts goes on.
+        // To report an overflowed stack, the handler needs another stack. If the program ignores
+        // the signal, the handler must not make a system call fail.
         ours.sa_flags |= libc::SA_ONSTACK | libc::SA_RESTART;
     }
     // A sandbox may carry out system calls in a handler of SIGSYS. The kernel ends a process that

@@ -9,8 +9,8 @@
 //! A list has a head in each CPU's unit, and one in the list itself, the *spilled* head.
 //!
 //! * A unit's head has two kinds of writers: an operation of a thread on its current unit, through
-//!   the table [`LIST_UNITS`], and `take_all` from any CPU, while it has stopped the unit's index
-//!   in that table.
+//!   the table [`LIST_UNITS`], and `take_all` from any CPU, after it has stopped that unit in the
+//!   table, so that pushes and pops there fail.
 //! * A push for which there is no unit goes to the spilled head, by compare-exchange. Items leave
 //!   the spilled head all at once, by an exchange with null. A push therefore has no ABA problem:
 //!   if the head is the same address again, linking the new node to it is still correct.

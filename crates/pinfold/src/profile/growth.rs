@@ -50,8 +50,8 @@ impl Resize {
         after.saturating_sub(before)
     }
 
-    /// Returns what a sample stands for that was taken because of this growth, in an interval of
-    /// mean `mean`.
+    /// Returns what a sample caused by this growth stands for. `mean` is the mean of the interval
+    /// that the sample ended.
     pub(super) fn sampled(&self, mean: u64) -> Counts {
         let (_, after) = self.room.unwrap_or((0, 0));
         let room = Counts::of(self.growth(), mean).bytes;

@@ -100,8 +100,8 @@ pub(crate) fn prepare() -> bool {
             true => UNWINDER_LOCKS,
             false => PREPARED,
         };
-        // Fails if walks were forbidden meanwhile. Relaxed, because the loader has its own locks,
-        // and the library's functions are found through words of their own.
+        // The exchange fails if walks were forbidden meanwhile. Relaxed: the word publishes no
+        // data. The loader's locks, and the words that hold the functions' addresses, do that.
         let _ = STATE.compare_exchange(UNPREPARED, state, Relaxed, Relaxed);
     }
     STATE.load(Relaxed) == PREPARED
@@ -200,8 +200,8 @@ pub(super) fn in_child() {
 }
 
 extern "C" fn run(f: *mut c_void) {
-    // SAFETY: `run_on_stack` passes the address of a closure that lives until this function
-    // returns.
+    // SAFETY: `run_on_stack` passes the address of its own `&mut dyn FnMut()`, which lives until
+    // this function returns.
     let f = unsafe { &mut *f.cast::<&mut dyn FnMut()>() };
     f();
 }

@@ -288,10 +288,10 @@ impl Shepherd {
 
     /// Starts a thread that ticks, until [`Running::stop`] is called or the result is dropped.
     ///
-    /// The thread is named `pinfold`, and blocks all signals that other threads and processes send.
-    /// It follows the machine: it moves when a CPU goes offline or is isolated, and when the cgroup
-    /// or, through another thread, its own affinity changes. It ends with the process. A child
-    /// after `fork` does not have it.
+    /// The thread is named `pinfold`. It blocks all signals, except those that the kernel raises
+    /// for a fault and those that the C library keeps for itself. It moves when a CPU goes offline
+    /// or is isolated, when the cgroup's CPUs change, and when another thread sets its affinity. It
+    /// ends with the process. A child after `fork` does not have it.
     ///
     /// # Errors
     ///
@@ -421,9 +421,9 @@ pub fn tick_in_passing() {
     let called = bell::has_rung();
     let pause = if called { CALLED } else { PASSING };
     let due = now.wrapping_sub(last) >= pause.as_millis() as u64;
-    // If several threads find a tick due, the exchange succeeds for one of them, which ticks. The
-    // first call in a process only notes the time: the process has just begun, so no memory has
-    // been idle.
+    // If several threads find a tick due, the exchange succeeds for one of them, which ticks.
+    // Without a request from another process, the first call only notes the time: the process has
+    // just begun, so no memory has been idle.
     if due && LAST.compare_exchange(last, now, Release, Relaxed).is_ok() && (called || last != 0) {
         bell::note_rings();
         tick(&|_| true, Reach::ThisCpu);

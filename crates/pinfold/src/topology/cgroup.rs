@@ -162,8 +162,9 @@ fn for_own(root: &[u8], list: &[u8], room: &mut [u8], mut each: impl FnMut(Versi
 
 /// Stores the name of the cgroup that limits the process's memory, and returns its version.
 ///
-/// If both versions are listed, the first version has the memory controller. A controller belongs
-/// to only one hierarchy, and the second version's hierarchy is listed even without the controller.
+/// If a version-1 hierarchy with the memory controller is listed, that one limits the memory, even
+/// beside a version-2 one: a controller belongs to only one hierarchy, and version 2 is listed even
+/// without it.
 fn own(root: &[u8], list: &[u8], room: &mut Room) -> Option<Version> {
     let Room { name, line, .. } = room;
     let mut found = None;

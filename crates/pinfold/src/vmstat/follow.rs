@@ -139,9 +139,10 @@ pub(super) unsafe fn remove(table: *mut Table) -> bool {
     }
 }
 
-/// Chooses the thresholds of the listed tables for the CPUs that are online, by what the shepherd's
-/// thread knows. Every tick calls this function. Costs a lock, and two loads for each table, while
-/// no CPU comes or goes.
+/// Sets the thresholds of the listed tables for the number of online CPUs that the shepherd's
+/// thread saw last. Leaves out tables whose thresholds the program chose. Every tick calls this
+/// function; only a tick that may reach all CPUs does anything. Costs a lock, and two loads for
+/// each table, while no CPU comes or goes.
 fn look(reach: Reach) {
     // Other ticks may not interrupt other CPUs.
     if reach != Reach::AllCpus {

@@ -25,8 +25,8 @@ pub struct Event {
 }
 
 impl Trace {
-    /// Begins to record `events` on `cpus`. An event is a folder below `events`, with a filter for
-    /// its fields that may be empty.
+    /// Begins to record `events` on `cpus`. Each pair names an event, by its folder below tracefs's
+    /// `events`, and a filter for its fields, which may be empty.
     ///
     /// Returns an explanation if the kernel cannot trace these events.
     pub fn begin(name: &str, cpus: &[usize], events: &[(&str, &str)]) -> Result<Trace, String> {

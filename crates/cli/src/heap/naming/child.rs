@@ -68,8 +68,9 @@ pub fn main() -> Result<ExitCode> {
         });
         files.collect()
     };
-    // The links to a process's mapped files are for root only. The places in a file that a process
-    // has left may be anything that its owner likes.
+    // Only root may follow the links to a process's mapped files, so they are opened before the
+    // rights are given up. The paths in a saved profile are whatever its owner wrote there, so they
+    // are opened after.
     let opened = match request.subject {
         Subject::Process { .. } => {
             let status = process.status()?;

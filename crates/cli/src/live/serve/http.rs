@@ -22,8 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the server may take to make an answer. Naming the functions of a profile has a shorter
 /// deadline of its own, which says more.
 const MAKING: Duration = Duration::from_secs(20);
-/// The time between two looks whether a client still waits for its answer. A client that closes its
-/// side once it has sent the request gets an answer that takes less.
+/// How often the server looks whether the client still waits. A client that shuts down its side
+/// after the request still gets an answer that is ready within this time.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Headers of every answer. No page of another site may read, show or guess what it says.

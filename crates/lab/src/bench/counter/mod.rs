@@ -57,8 +57,8 @@ pub struct Args {
     #[arg(long, num_args = 0..=1, value_name = "NUMBER", allow_negative_numbers = true, value_parser = threads)]
     processes: Option<Option<u32>>,
 
-    /// Pages that each add adds and each mapping has; several numbers, separated by commas, are
-    /// measured one after the other
+    /// Pages per add, and per mapping; several numbers, separated by commas, are measured one after
+    /// the other
     #[arg(long, default_value = "32768,8", allow_negative_numbers = true, value_delimiter = ',', value_parser = amount)]
     amount: Vec<u32>,
 

@@ -114,9 +114,9 @@ impl Descriptor {
         }
     }
 
-    /// Takes the CPU's spare sheaf, if there is one, gives its objects to their slabs, and returns
-    /// it. The last resort: there is no memory for a new sheaf, or this is a signal handler that
-    /// interrupted the holder of a lock that it needs for one.
+    /// Takes the CPU's spare sheaf, if there is one, frees or sets aside its objects, and returns
+    /// it empty. Used only if no new sheaf can be made: there is no memory, or this signal handler
+    /// interrupted the holder of a lock that making one needs.
     fn emptied_spare(&self) -> Option<Sheaf> {
         let mut sheaf = self.take_spare()?;
         let node = self.here();

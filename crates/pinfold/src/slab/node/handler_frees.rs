@@ -45,8 +45,8 @@ impl Descriptor {
     /// free, and returns null, so that the list ends there.
     fn decode_link(&self, object: *mut u8, link: usize) -> *mut u8 {
         if self.hardening.is_none() {
-            // Encoding twice gives the address again: a plain link is the address, a debugged one
-            // its inverse.
+            // Encoding twice gives the address again: a plain link is the address itself, a
+            // debugged one its bitwise complement.
             return self.encode_link(object, link as *mut u8) as *mut u8;
         }
         // If the object was set aside before a fork, its link is encoded with an older secret.

@@ -452,8 +452,8 @@ impl Stock {
         }
     }
 
-    /// Gives objects of this node back to their slabs. Ends the process if one is not an object of
-    /// the cache that is in use.
+    /// Gives objects of this node back to their slabs. Ends the process if one of them is not an
+    /// object of this cache, or is not in use.
     ///
     /// # Safety
     ///
