@@ -363,7 +363,8 @@ unsafe fn call(
     }
 }
 
-/// Returns what the instruction did that faulted, and its address.
+/// Returns which access the faulting instruction made, if the machine tells, and the address of the
+/// instruction.
 ///
 /// # Safety
 ///
@@ -381,7 +382,8 @@ unsafe fn instruction(context: *mut c_void) -> (What, Option<usize>) {
     (what, Some(registers[libc::REG_RIP as usize] as usize))
 }
 
-/// Returns what the instruction did that faulted, and its address.
+/// Returns which access the faulting instruction made, if the machine tells, and the address of the
+/// instruction.
 ///
 /// # Safety
 ///
