@@ -42,7 +42,7 @@ pub static FLOORS: [Floors; 4] = [
         enforced: true,
         wings: &[],
         groups: &[
-            &["internal"],
+            &["export", "internal", "memory"],
             &["heap"],
             &["pages", "show"],
             &["guarded"],

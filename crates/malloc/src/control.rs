@@ -1,4 +1,4 @@
-//! Does what other processes ask this process for, through the mailbox (`pinfold::internal::segment`).
+//! Does what other processes ask this process for, through the mailbox (`segment`).
 //!
 //! A new kind of request needs a number beside [`TRIM`], and one arm in [`serve`], which calls a
 //! function that takes the argument and returns an [`Answer`]. Such a function:

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Show the counters that a program shows by name, as /proc/vmstat does
 ///
 /// With an interval, a third column shows each counter's change per second since the block before.
-/// Ends with the process. A program shows its counters with `pinfold::internal::segment::show`, or in C with
+/// Ends with the process. A program shows its counters with `pinfold::export::show`, or in C with
 /// `pinfold_counter_show`.
 #[derive(clap::Args)]
 pub struct Args {
@@ -118,7 +118,7 @@ impl Block {
     fn remark(&self) -> Option<String> {
         match self.age_seconds {
             _ if self.counters.is_empty() => Some(format!(
-                "process {} shows no counters: a program shows them with pinfold::internal::segment::show or pinfold_counter_show",
+                "process {} shows no counters: a program shows them with pinfold::export::show or pinfold_counter_show",
                 self.pid
             )),
             Some(age) if age > OLD.as_secs_f64() => Some(format!(
