@@ -80,6 +80,8 @@ fn add(figure: Figure, node: usize, granules: usize) {
         ),
     };
     let sum = word.load(Relaxed).wrapping_add(granules);
+    // A sum below 0 would have wrapped.
+    debug_assert!(sum.cast_signed() >= 0);
     word.store(sum, Relaxed);
     if let Some(shown) = shown {
         shown.store((sum * GRANULE) as u64, Relaxed);

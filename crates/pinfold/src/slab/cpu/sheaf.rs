@@ -160,6 +160,7 @@ impl Sheaf {
     }
 
     pub(crate) fn set_len(&mut self, length: usize) {
+        debug_assert!(length <= self.capacity());
         self.top = self.bottom().wrapping_add(length);
     }
 
@@ -279,6 +280,8 @@ impl SheafList {
     }
 
     pub(crate) fn put(&mut self, sheaf: Sheaf) {
+        debug_assert_ne!(sheaf.word(), self.top);
+        debug_assert_eq!(self.length == 0, self.top == 0);
         // SAFETY: the list owns its sheaves, and the caller passes ownership of `sheaf`. Slots 0
         // and 1 of a block are for links.
         unsafe {

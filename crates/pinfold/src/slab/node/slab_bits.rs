@@ -56,6 +56,7 @@ impl Slab {
     /// first. Returns how many objects it took.
     pub(crate) fn take(&self, size: usize, slots: &mut [*mut u8]) -> usize {
         let wanted = slots.len().min(self.free.get() as usize);
+        debug_assert!(wanted > 0);
         let mut at = slots.len();
         let mut word = self.hint.get() as usize;
         let last = slots.len() - wanted;

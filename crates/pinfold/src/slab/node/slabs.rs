@@ -218,6 +218,7 @@ impl Slabs {
             self.free -= taken;
             self.file(cache, index, list_of(cache, before));
         }
+        self.check(cache);
         slots.len() - left
     }
 
@@ -257,12 +258,22 @@ impl Slabs {
                 self.release_surplus(cache);
             }
         }
+        self.check(cache);
         Ok(())
+    }
+
+    /// Checks all slabs, in builds that check much (`--cfg paranoid`).
+    fn check(&self, cache: &Objects) {
+        if cfg!(paranoid) {
+            debug_assert!(self.validate(cache).is_ok());
+        }
     }
 
     /// Returns whether the slabs are sparse: so many objects in non-empty slabs are free that the
     /// slabs should drain. (A slab is empty if all its objects are free.)
     pub(crate) fn is_sparse(&self, cache: &Objects) -> bool {
+        debug_assert!(self.empty <= self.count);
+        debug_assert!(self.free <= self.count * cache.geometry.per_slab);
         let free = self.free - self.empty * cache.geometry.per_slab;
         let all = (self.count - self.empty) * cache.geometry.per_slab;
         free > all / SHARE_SPARSE && free * cache.geometry.size > MIN_SPARSE
@@ -278,7 +289,9 @@ impl Slabs {
     /// has changed. Returns the list where it belongs.
     fn file(&mut self, cache: &Objects, index: u32, from: usize) -> usize {
         // SAFETY: the slab is of this node.
-        let to = list_of(cache, unsafe { self.slab(index) }.free.get());
+        let free = unsafe { self.slab(index) }.free.get();
+        debug_assert!(free as usize <= cache.geometry.per_slab);
+        let to = list_of(cache, free);
         if from != to {
             self.unlink(cache, from, index);
             self.link(cache, to, index);
@@ -307,6 +320,7 @@ impl Slabs {
     fn release(&mut self, cache: &Objects, index: u32) -> bool {
         // SAFETY: the slab is of this node.
         let slab = unsafe { self.slab(index) };
+        debug_assert_eq!(slab.free.get() as usize, cache.geometry.per_slab);
         // The run begins at a granule's start. The color, by which `start` is higher, is less than
         // a granule.
         let start = slab.start().wrapping_sub(slab.start() as usize % GRANULE);
@@ -459,12 +473,14 @@ impl Slabs {
             KEPT.fetch_add(cache.geometry.granules, Relaxed);
         }
         let next = core::mem::replace(&mut self.first[list], index);
+        debug_assert_eq!(self.filled >> list & 1 == 1, next != NIL);
         self.filled |= 1 << list;
         // SAFETY: both slabs are of this node.
         unsafe {
             self.slab(index).prev.set(NIL);
             self.slab(index).next.set(next);
             if next != NIL {
+                debug_assert_eq!(self.slab(next).prev.get(), NIL);
                 self.slab(next).prev.set(index);
             }
         }
@@ -486,9 +502,11 @@ impl Slabs {
         unsafe {
             let (prev, next) = (self.slab(index).prev.get(), self.slab(index).next.get());
             if prev == NIL {
+                debug_assert_eq!(self.first[list], index);
                 self.first[list] = next;
                 self.filled &= !(u32::from(next == NIL) << list);
             } else {
+                debug_assert_eq!(self.slab(prev).next.get(), index);
                 self.slab(prev).next.set(next);
             }
             if next != NIL {

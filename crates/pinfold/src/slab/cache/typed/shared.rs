@@ -363,12 +363,10 @@ mod tests {
 
     #[test]
     fn a_count_that_overflows_ends_the_process() {
+        let (_, module) = module_path!().split_once("::").unwrap();
         let output = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "slab::typed::shared::tests::overflow",
-                "--exact",
-                "--include-ignored",
-            ])
+            .args([&*std::format!("{module}::overflow"), "--exact"])
+            .arg("--include-ignored")
             .env("OVERFLOW", "1")
             .output()
             .unwrap();
