@@ -156,14 +156,14 @@ const POINTERS: &[(&str, &[&str])] = &[
     (
         "pinfold::lock::rank::count_held",
         &[
-            "pinfold::internal::arena::runs::visit_locks",
+            "pinfold::arena::runs::visit_locks",
             "pinfold::counter::stripe::is_held_by",
             "pinfold::slab::fork::visit_nodes",
             "pinfold::slab::fork::visit_pending",
         ],
     ),
     (
-        "pinfold::internal::arena::runs::visit_locks",
+        "pinfold::arena::runs::visit_locks",
         &["pinfold::lock::rank::Hooks::held_by::{{closure}}"],
     ),
     (
