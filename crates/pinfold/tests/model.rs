@@ -33,6 +33,9 @@
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `a35a3d55901e6b5d` |
 #![cfg(loom)]
 
+#[macro_use]
+#[path = "common/cases.rs"]
+mod cases;
 #[path = "../src/lock/llist.rs"]
 mod llist;
 #[path = "../src/lock/word.rs"]
@@ -235,23 +238,6 @@ fn three_threads(fault: Fault) {
     });
 }
 
-#[test]
-fn the_lock_excludes_and_wakes() {
-    three_threads(Fault::Nothing);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn the_lock_does_not_exclude_if_it_is_given_back_relaxed() {
-    three_threads(Fault::UnlockRelaxed);
-}
-
-#[test]
-#[should_panic(expected = "deadlock")]
-fn threads_wait_for_ever_if_the_lock_wakes_none() {
-    three_threads(Fault::NoWake);
-}
-
 /// A forking thread holds the lock and waits for a thread that diverts. It makes progress even if
 /// it had to wait for a holder, and beside threads that wait until the fork is over.
 fn a_fork(fault: Fault) {
@@ -283,17 +269,6 @@ fn a_fork(fault: Fault) {
             assert_eq!(lock.data.with(|data| unsafe { *data }), entered);
         });
     }
-}
-
-#[test]
-fn a_fork_does_not_block_a_thread_that_diverts() {
-    a_fork(Fault::Nothing);
-}
-
-#[test]
-#[should_panic(expected = "deadlock")]
-fn a_fork_that_wakes_no_thread_blocks_a_thread_that_diverts() {
-    a_fork(Fault::NoWake);
 }
 
 /// The same, if a signal handler forks and interrupted the frame that holds the lock.
@@ -379,23 +354,6 @@ fn two_add(fault: Fault) {
     });
 }
 
-#[test]
-fn items_of_a_list_arrive_once() {
-    two_add(Fault::Nothing);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn items_added_relaxed_are_taken_before_their_links() {
-    two_add(Fault::AddRelaxed);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn items_taken_relaxed_are_taken_before_their_links() {
-    two_add(Fault::TakeRelaxed);
-}
-
 /// A unit's two words for one cache, and the node's barn. A sheaf is a number, and 0 stands for no
 /// sheaf.
 struct Cpu {
@@ -468,13 +426,20 @@ fn two_slow_paths(fault: Fault) {
     });
 }
 
-#[test]
-fn sheaves_are_neither_lost_nor_doubled() {
-    two_slow_paths(Fault::Nothing);
-}
-
-#[test]
-#[should_panic(expected = "sheaves were lost or doubled")]
-fn sheaves_are_lost_or_doubled_if_operations_do_not_compare() {
-    two_slow_paths(Fault::NoCompare);
+cases! {
+    the_lock_excludes_and_wakes: three_threads(Fault::Nothing);
+    the_lock_does_not_exclude_if_it_is_given_back_relaxed:
+        three_threads(Fault::UnlockRelaxed), panics "Causality violation";
+    threads_wait_for_ever_if_the_lock_wakes_none: three_threads(Fault::NoWake), panics "deadlock";
+    a_fork_does_not_block_a_thread_that_diverts: a_fork(Fault::Nothing);
+    a_fork_that_wakes_no_thread_blocks_a_thread_that_diverts:
+        a_fork(Fault::NoWake), panics "deadlock";
+    items_of_a_list_arrive_once: two_add(Fault::Nothing);
+    items_added_relaxed_are_taken_before_their_links:
+        two_add(Fault::AddRelaxed), panics "Causality violation";
+    items_taken_relaxed_are_taken_before_their_links:
+        two_add(Fault::TakeRelaxed), panics "Causality violation";
+    sheaves_are_neither_lost_nor_doubled: two_slow_paths(Fault::Nothing);
+    sheaves_are_lost_or_doubled_if_operations_do_not_compare:
+        two_slow_paths(Fault::NoCompare), panics "sheaves were lost or doubled";
 }

@@ -10,6 +10,9 @@
 //! relies on this waits for the section's end instead.
 #![cfg(loom)]
 
+#[macro_use]
+#[path = "common/cases.rs"]
+mod cases;
 #[path = "model_counter/counter.rs"]
 #[allow(dead_code, reason = "the model does not use all of the files")]
 mod counter;
@@ -85,6 +88,12 @@ fn read(counter: &PerCpuCounter) {
     assert!(within.contains(&read), "read {read}, not in {within:?}");
 }
 
+/// Uses up the headroom of CPU 0.
+fn fill(counter: &PerCpuCounter) {
+    counter.activate_all();
+    counter.add_on(0, 1);
+}
+
 /// Adds 1 on the CPU if the shard has headroom.
 fn add_with_headroom(counter: &PerCpuCounter) {
     move_to(0);
@@ -117,27 +126,19 @@ fn reads_are_within_the_drift() {
 /// part by then.
 #[test]
 fn a_fold_raises_the_total_before_the_limit() {
-    let begin = |counter: &PerCpuCounter| {
-        counter.activate_all();
-        counter.add_on(0, 1);
-    };
     let fold = |counter: &PerCpuCounter| counter.fold_in_background();
-    in_all_orders(1, begin, [fold, add_with_headroom, read], is_consistent);
+    in_all_orders(1, fill, [fold, add_with_headroom, read], is_consistent);
 }
 
 /// An add without headroom folds the shard on its own CPU, in the same order.
 #[test]
 fn an_add_that_folds_raises_the_total_before_the_limit() {
-    let begin = |counter: &PerCpuCounter| {
-        counter.activate_all();
-        counter.add_on(0, 1);
-    };
     let fold = |counter: &PerCpuCounter| {
         move_to(0);
         counter.add_slow(1);
         move_to(NOWHERE);
     };
-    in_all_orders(1, begin, [fold, add_with_headroom, read], is_consistent);
+    in_all_orders(1, fill, [fold, add_with_headroom, read], is_consistent);
 }
 
 /// One thread's slow path activates the shard, and another thread adds on the same CPU. The drift
@@ -156,51 +157,21 @@ fn an_activation_raises_the_drift_before_the_limits() {
 /// The batch is raised while another thread adds on the CPU. The drift must be larger by then.
 #[test]
 fn a_raised_batch_raises_the_drift_before_the_limits() {
-    let begin = |counter: &PerCpuCounter| {
-        counter.activate_all();
-        counter.add_on(0, 1);
-    };
     let raise = |counter: &PerCpuCounter| counter.set_batch(2).unwrap();
-    in_all_orders(1, begin, [raise, add_with_headroom, read], is_consistent);
+    in_all_orders(1, fill, [raise, add_with_headroom, read], is_consistent);
 }
 
 /// Adds 1 on one CPU, moves, and subtracts 1 on the other. The value is always 0 or 1.
 const TRANSFER: &[(usize, i64)] = &[(0, 1), (1, -1)];
 
-#[test]
-fn a_sum_was_the_value_at_one_moment() {
-    explore(3, 2, Fault::Nothing, || {
-        let counter = active(2);
+/// Sums while a thread transfers.
+fn sum_beside_a_transfer(batch: u64, sum: fn(&PerCpuCounter) -> Option<i64>) {
+    explore(3, 2, Fault::Nothing, move || {
+        let counter = active(batch);
         let moving = spawn(&counter, TRANSFER);
-        if let Some(sum) = counter.sum_at_once() {
+        if let Some(sum) = sum(&counter) {
             assert!((0..=1).contains(&sum), "{sum} was never the value");
         }
-        moving.join().unwrap();
-        assert_eq!(counter.sum_at_once(), Some(0));
-    });
-}
-
-/// Shows that the model can fail: one walk over the shards, as the kernel does it, finds a wrong
-/// sum.
-#[test]
-#[should_panic(expected = "was never the value")]
-fn a_single_collection_may_never_have_been_the_value() {
-    explore(3, 2, Fault::Nothing, || {
-        let counter = active(2);
-        let moving = spawn(&counter, TRANSFER);
-        let sum = counter.of().collect().net();
-        assert!((0..=1).contains(&sum), "{sum} was never the value");
-        moving.join().unwrap();
-    });
-}
-
-#[test]
-fn a_frozen_sum_was_the_value_and_loses_nothing() {
-    explore(3, 2, Fault::Nothing, || {
-        let counter = active(1);
-        let moving = spawn(&counter, TRANSFER);
-        let sum = counter.sum_frozen_now();
-        assert!((0..=1).contains(&sum), "{sum} was never the value");
         moving.join().unwrap();
         assert_eq!(counter.sum_at_once(), Some(0));
     });
@@ -239,18 +210,6 @@ fn swap_beside_an_add(fault: Fault) {
     });
 }
 
-#[test]
-fn a_swap_misses_no_add() {
-    swap_beside_an_add(Fault::Nothing);
-}
-
-/// Without a fence, a swap misses an add that had begun.
-#[test]
-#[should_panic(expected = "missed an add")]
-fn a_swap_that_never_fences_misses_an_add() {
-    swap_beside_an_add(Fault::NoFence);
-}
-
 /// A thread that has added and then finds the base unchanged has added before the limited add. The
 /// limited add must then see that add.
 fn limited_add(fault: Fault) {
@@ -269,17 +228,6 @@ fn limited_add(fault: Fault) {
         assert_eq!(counter.sum_at_once(), Some(1 + i64::from(granted)));
         assert!(!counter.limited_add(1, 1));
     });
-}
-
-#[test]
-fn a_limited_add_never_passes_its_limit() {
-    limited_add(Fault::Nothing);
-}
-
-#[test]
-#[should_panic(expected = "added beyond the limit")]
-fn a_limited_add_that_never_fences_passes_its_limit() {
-    limited_add(Fault::NoFence);
 }
 
 /// The other thread's add fills the limit. If that add comes second, it goes beyond the limit, as
@@ -322,17 +270,6 @@ fn lower(fault: Fault) {
         assert_eq!(counter.sum_at_once(), Some(2));
         assert!(counter.read().abs_diff(2) <= counter.error_bound());
     });
-}
-
-#[test]
-fn words_stay_between_mark_and_limit_when_the_batch_is_lowered() {
-    lower(Fault::Nothing);
-}
-
-#[test]
-#[should_panic(expected = "of a batch of 1")]
-fn words_pass_their_limits_when_the_batch_is_lowered_without_a_fence() {
-    lower(Fault::NoFence);
 }
 
 /// Additions and subtractions that cancel in the shard stay within the drift at every step.
@@ -392,17 +329,6 @@ fn add_and_sum(fault: Fault) {
     });
 }
 
-#[test]
-fn of_two_threads_that_add_and_sum_one_sees_both() {
-    add_and_sum(Fault::Nothing);
-}
-
-#[test]
-#[should_panic(expected = "both sums miss an add")]
-fn both_sums_miss_an_add_if_they_do_not_order_their_own() {
-    add_and_sum(Fault::NoOwnFence);
-}
-
 /// A read begins with one batch and ends with another. It must be within its bound of a value that
 /// the counter had during the read.
 #[test]
@@ -425,4 +351,27 @@ fn a_bound_belongs_to_its_read() {
         changer.join().unwrap();
         assert_eq!(counter.sum_at_once(), Some(10));
     });
+}
+
+cases! {
+    a_sum_was_the_value_at_one_moment: sum_beside_a_transfer(2, PerCpuCounter::sum_at_once);
+    // Shows that the model can fail: one walk over the shards, as the kernel does it.
+    a_single_collection_may_never_have_been_the_value:
+        sum_beside_a_transfer(2, |counter| Some(counter.of().collect().net())),
+        panics "was never the value";
+    a_frozen_sum_was_the_value_and_loses_nothing:
+        sum_beside_a_transfer(1, |counter| Some(counter.sum_frozen_now()));
+    a_swap_misses_no_add: swap_beside_an_add(Fault::Nothing);
+    // Without a fence, a swap misses an add that had begun.
+    a_swap_that_never_fences_misses_an_add:
+        swap_beside_an_add(Fault::NoFence), panics "missed an add";
+    a_limited_add_never_passes_its_limit: limited_add(Fault::Nothing);
+    a_limited_add_that_never_fences_passes_its_limit:
+        limited_add(Fault::NoFence), panics "added beyond the limit";
+    words_stay_between_mark_and_limit_when_the_batch_is_lowered: lower(Fault::Nothing);
+    words_pass_their_limits_when_the_batch_is_lowered_without_a_fence:
+        lower(Fault::NoFence), panics "of a batch of 1";
+    of_two_threads_that_add_and_sum_one_sees_both: add_and_sum(Fault::Nothing);
+    both_sums_miss_an_add_if_they_do_not_order_their_own:
+        add_and_sum(Fault::NoOwnFence), panics "both sums miss an add";
 }

@@ -35,6 +35,9 @@
 //! | `Model::free` | `pinfold/src/slab/` `Descriptor::advance_held` | `e64bec3138123be9` |
 #![cfg(loom)]
 
+#[macro_use]
+#[path = "common/cases.rs"]
+mod cases;
 #[path = "../src/slab/grace/periods.rs"]
 #[allow(dead_code, reason = "the model does not use all of the file")]
 mod periods;
@@ -342,76 +345,27 @@ fn explore(bound: usize, fault: Fault, model: impl Fn() + Sync + Send + 'static)
     builder.check(model);
 }
 
-#[test]
-fn no_heavy_reader_sees_a_freed_object() {
-    one_reader(Readers::Heavy, Fault::Nothing, 2);
-}
-
-#[test]
-fn no_light_reader_sees_a_freed_object() {
-    one_reader(Readers::Light, Fault::Nothing, 2);
-}
-
-#[test]
-fn no_spilled_reader_sees_a_freed_object() {
-    one_reader(Readers::Spilled, Fault::Nothing, 2);
-}
-
-#[test]
-fn none_of_two_heavy_readers_sees_a_freed_object() {
-    two_readers(Readers::Heavy, Fault::Nothing);
-}
-
-#[test]
-fn none_of_two_light_readers_sees_a_freed_object() {
-    two_readers(Readers::Light, Fault::Nothing);
-}
-
-#[test]
-fn no_reader_sees_an_object_freed_beside_another_grace_period() {
-    two_writers(Fault::Nothing);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn without_the_writers_fence_heavy_readers_see_a_freed_object() {
+cases! {
+    no_heavy_reader_sees_a_freed_object: one_reader(Readers::Heavy, Fault::Nothing, 2);
+    no_light_reader_sees_a_freed_object: one_reader(Readers::Light, Fault::Nothing, 2);
+    no_spilled_reader_sees_a_freed_object: one_reader(Readers::Spilled, Fault::Nothing, 2);
+    none_of_two_heavy_readers_sees_a_freed_object: two_readers(Readers::Heavy, Fault::Nothing);
+    none_of_two_light_readers_sees_a_freed_object: two_readers(Readers::Light, Fault::Nothing);
+    no_reader_sees_an_object_freed_beside_another_grace_period: two_writers(Fault::Nothing);
     // This test needs two writers. With a single writer, the fence that it executes when it draws
     // its ticket would be enough, and loom would find no fault.
-    two_writers(Fault::NoFence);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn without_the_writers_fence_light_readers_see_a_freed_object() {
-    one_reader(Readers::Light, Fault::NoFence, 1);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn without_their_fence_spilled_readers_see_a_freed_object() {
-    one_reader(Readers::Spilled, Fault::NoFenceOfItsOwn, 1);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn without_the_tickets_fence_a_reader_sees_a_freed_object() {
-    two_writers(Fault::NoFenceOfItsOwn);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn with_one_phase_heavy_readers_see_a_freed_object() {
-    one_reader(Readers::Heavy, Fault::OnePhase, 2);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn with_one_phase_light_readers_see_a_freed_object() {
-    one_reader(Readers::Light, Fault::OnePhase, 2);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn with_sums_in_reverse_order_readers_see_a_freed_object() {
-    two_readers(Readers::Heavy, Fault::Reversed);
+    without_the_writers_fence_heavy_readers_see_a_freed_object:
+        two_writers(Fault::NoFence), panics "Causality violation";
+    without_the_writers_fence_light_readers_see_a_freed_object:
+        one_reader(Readers::Light, Fault::NoFence, 1), panics "Causality violation";
+    without_their_fence_spilled_readers_see_a_freed_object:
+        one_reader(Readers::Spilled, Fault::NoFenceOfItsOwn, 1), panics "Causality violation";
+    without_the_tickets_fence_a_reader_sees_a_freed_object:
+        two_writers(Fault::NoFenceOfItsOwn), panics "Causality violation";
+    with_one_phase_heavy_readers_see_a_freed_object:
+        one_reader(Readers::Heavy, Fault::OnePhase, 2), panics "Causality violation";
+    with_one_phase_light_readers_see_a_freed_object:
+        one_reader(Readers::Light, Fault::OnePhase, 2), panics "Causality violation";
+    with_sums_in_reverse_order_readers_see_a_freed_object:
+        two_readers(Readers::Heavy, Fault::Reversed), panics "Causality violation";
 }

@@ -25,6 +25,9 @@
 //! | `Model::read` | `pinfold/src/mempolicy/table.rs` `View::covering` | `77105cd2e1facb3c` |
 #![cfg(loom)]
 
+#[macro_use]
+#[path = "common/cases.rs"]
+mod cases;
 #[path = "../src/mempolicy/latch.rs"]
 mod latch;
 
@@ -273,69 +276,27 @@ fn explore(fault: Fault, readers: usize, reads: usize, before: u64, changes: u64
     });
 }
 
-#[test]
-fn one_reader_sees_complete_values_in_order() {
-    explore(Fault::Nothing, 1, 2, 2, 3, false);
-}
-
-#[test]
-fn one_reader_sees_complete_values_from_the_first_change_on() {
-    explore(Fault::Nothing, 1, 2, 0, 2, false);
-}
-
-#[test]
-fn one_reader_sees_complete_values_while_tables_are_replaced() {
-    explore(Fault::Nothing, 1, 2, 1, 2, true);
-}
-
-#[test]
-fn two_readers_see_complete_values_in_order() {
-    explore(Fault::Nothing, 2, 1, 2, 2, false);
-}
-
-#[test]
-fn two_readers_see_complete_values_while_tables_are_replaced() {
-    explore(Fault::Nothing, 2, 1, 1, 1, true);
-}
-
-#[test]
-#[should_panic(expected = "torn")]
-fn loom_finds_torn_reads_without_the_second_load() {
-    explore(Fault::NoCheck, 1, 1, 2, 2, false);
-}
-
-#[test]
-#[should_panic(expected = "torn")]
-fn loom_finds_torn_reads_without_the_readers_fence() {
-    explore(Fault::NoReadersFence, 1, 1, 2, 2, false);
-}
-
-#[test]
-#[should_panic(expected = "torn")]
-fn loom_finds_torn_reads_without_the_writers_fence() {
-    explore(Fault::NoWritersFence, 1, 1, 2, 2, false);
-}
-
-#[test]
-#[should_panic(expected = "stale")]
-fn loom_finds_stale_reads_if_the_version_is_loaded_relaxed() {
-    explore(Fault::VersionLoadedRelaxed, 1, 1, 2, 2, false);
-}
-
-#[test]
-#[should_panic(expected = "stale")]
-fn loom_finds_stale_reads_if_the_version_is_stored_relaxed() {
-    explore(Fault::VersionStoredRelaxed, 1, 1, 2, 2, false);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn loom_finds_uninitialized_arrays_if_the_pointer_is_loaded_relaxed() {
-    explore(Fault::PointerLoadedRelaxed, 1, 1, 2, 2, true);
-}
-
-#[test]
-#[should_panic(expected = "Causality violation")]
-fn loom_finds_uninitialized_arrays_if_the_pointer_is_stored_relaxed() {
-    explore(Fault::PointerStoredRelaxed, 1, 1, 2, 2, true);
+cases! {
+    one_reader_sees_complete_values_in_order: explore(Fault::Nothing, 1, 2, 2, 3, false);
+    one_reader_sees_complete_values_from_the_first_change_on:
+        explore(Fault::Nothing, 1, 2, 0, 2, false);
+    one_reader_sees_complete_values_while_tables_are_replaced:
+        explore(Fault::Nothing, 1, 2, 1, 2, true);
+    two_readers_see_complete_values_in_order: explore(Fault::Nothing, 2, 1, 2, 2, false);
+    two_readers_see_complete_values_while_tables_are_replaced:
+        explore(Fault::Nothing, 2, 1, 1, 1, true);
+    loom_finds_torn_reads_without_the_second_load:
+        explore(Fault::NoCheck, 1, 1, 2, 2, false), panics "torn";
+    loom_finds_torn_reads_without_the_readers_fence:
+        explore(Fault::NoReadersFence, 1, 1, 2, 2, false), panics "torn";
+    loom_finds_torn_reads_without_the_writers_fence:
+        explore(Fault::NoWritersFence, 1, 1, 2, 2, false), panics "torn";
+    loom_finds_stale_reads_if_the_version_is_loaded_relaxed:
+        explore(Fault::VersionLoadedRelaxed, 1, 1, 2, 2, false), panics "stale";
+    loom_finds_stale_reads_if_the_version_is_stored_relaxed:
+        explore(Fault::VersionStoredRelaxed, 1, 1, 2, 2, false), panics "stale";
+    loom_finds_uninitialized_arrays_if_the_pointer_is_loaded_relaxed:
+        explore(Fault::PointerLoadedRelaxed, 1, 1, 2, 2, true), panics "Causality violation";
+    loom_finds_uninitialized_arrays_if_the_pointer_is_stored_relaxed:
+        explore(Fault::PointerStoredRelaxed, 1, 1, 2, 2, true), panics "Causality violation";
 }
