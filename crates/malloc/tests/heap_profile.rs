@@ -84,6 +84,12 @@ fn assert_near(estimate: u64, exact: u64, interval: u64) {
     );
 }
 
+#[track_caller]
+fn assert_all_freed(totals: Totals) {
+    let freed = (totals.freed_samples, totals.freed_bytes);
+    assert_eq!(freed, (totals.samples, totals.bytes));
+}
+
 #[test]
 fn estimates_agree_with_exact_sums_for_mixed_sizes() {
     const INTERVAL: u64 = 16 << 10;
@@ -110,11 +116,7 @@ fn estimates_agree_with_exact_sums_for_mixed_sizes() {
             // SAFETY: these blocks were not freed above.
             unsafe { free(block, size) };
         }
-        let end = profile.totals();
-        assert_eq!(
-            (end.freed_samples, end.freed_bytes),
-            (end.samples, end.bytes)
-        );
+        assert_all_freed(profile.totals());
     }
 }
 
@@ -188,10 +190,7 @@ fn a_sampled_block_is_a_block_like_any_other() {
     }
     let totals = profile.totals();
     assert_eq!(totals.samples, 2 * 6 * 8);
-    assert_eq!(
-        (totals.freed_samples, totals.freed_bytes),
-        (totals.samples, totals.bytes)
-    );
+    assert_all_freed(totals);
 }
 
 #[test]
@@ -232,11 +231,7 @@ fn a_resized_block_keeps_its_content_and_its_bytes() {
     }
     // SAFETY: the block is used no more.
     unsafe { Pinfold.dealloc(block, layout(size)) };
-    let totals = profile.totals();
-    assert_eq!(
-        (totals.freed_samples, totals.freed_bytes),
-        (totals.samples, totals.bytes)
-    );
+    assert_all_freed(profile.totals());
 }
 
 /// Grows one block from `size` by `step` until it has `end` bytes. Returns the block, and how often
@@ -396,10 +391,7 @@ fn blocks_survive_while_profiles_start_and_stop() {
     });
     let totals = profile.totals();
     assert!(totals.samples > 0);
-    assert_eq!(
-        (totals.freed_samples, totals.freed_bytes),
-        (totals.samples, totals.bytes)
-    );
+    assert_all_freed(totals);
 }
 
 /// What `the_environment_starts_a_profile_and_names_its_file` runs in another process.

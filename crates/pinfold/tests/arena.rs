@@ -4,12 +4,12 @@
 mod common;
 
 use common::runs::{alone, give, take};
+use common::status;
 use pinfold::internal::arena::{
     self, GRANULE, HUGE, LARGE, Run, alloc_aligned_run, alloc_growing_run, alloc_run, entry,
     free_run, move_run, resize_run, run_size,
 };
 use std::collections::HashMap;
-use std::fs;
 use std::ptr::NonNull;
 
 fn size(run: NonNull<u8>) -> usize {
@@ -31,14 +31,6 @@ fn write(run: NonNull<u8>, granules: usize) {
 fn check(run: NonNull<u8>, at: usize, granules: usize) {
     // SAFETY: the caller owns the run, which has `granules` granules.
     (0..granules).for_each(|nth| assert_eq!(unsafe { *word(run, nth) }, at + nth));
-}
-
-/// Returns a field of `/proc/self/status`, in bytes.
-fn status(field: &str) -> usize {
-    let text = fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find(|line| line.starts_with(field)).unwrap();
-    let kilobytes = line.split_ascii_whitespace().nth(1).unwrap();
-    kilobytes.parse::<usize>().unwrap() << 10
 }
 
 struct Random(u64);

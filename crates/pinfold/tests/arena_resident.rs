@@ -14,10 +14,7 @@ const MIB: usize = 1 << 20;
 
 /// Returns the process's resident private memory in bytes.
 fn resident() -> usize {
-    let text = fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find(|line| line.starts_with("RssAnon:"));
-    let kilobytes = line.unwrap().split_ascii_whitespace().nth(1).unwrap();
-    kilobytes.parse::<usize>().unwrap() << 10
+    common::status("RssAnon:")
 }
 
 fn mappings() -> usize {

@@ -4,7 +4,7 @@
 mod common;
 
 use common::timer::Timer;
-use common::{Random, StopAtEnd, pin};
+use common::{Random, StopAtEnd, in_child, limit, pin};
 use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::vmstat::{VmStat, Zone};
 #[cfg(target_arch = "x86_64")]
@@ -296,21 +296,8 @@ fn a_child_finds_counters_consistent() {
                 }
             });
         }
-        for round in 0..200 {
-            // SAFETY: the child uses only counters, which work after a fork, and calls `_exit`.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                // A child that waits for a lock without a holder ends by this alarm.
-                // SAFETY: `alarm` takes a number and touches no memory of the process.
-                unsafe { libc::alarm(10) };
-                let fine = counters.iter().all(works_alone);
-                // SAFETY: `_exit` has no preconditions.
-                unsafe { libc::_exit(i32::from(!fine)) };
-            }
-            let mut status = 0;
-            // SAFETY: `status` is writable.
-            unsafe { libc::waitpid(child, &raw mut status, 0) };
-            assert_eq!(status, 0, "child {round}");
+        for _ in 0..200 {
+            in_child(10, || counters.iter().all(works_alone));
         }
     });
 }
@@ -335,32 +322,20 @@ fn works_alone(counter: &PerCpuCounter) -> bool {
 /// Without address space for per-CPU memory, counters are exact atomics.
 #[test]
 fn no_memory_means_atomics() {
-    // SAFETY: the child uses only counters, which work after a fork, and calls `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let none = libc::rlimit {
-            rlim_cur: 0,
-            rlim_max: libc::RLIM_INFINITY,
-        };
-        // SAFETY: `none` is a readable limit. From here on, the child cannot map memory.
-        unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const none) };
+    in_child(30, || {
+        // From here on, the child cannot map memory.
+        limit(libc::RLIMIT_AS, 0);
         let counter = PerCpuCounter::new().with_value(5).with_batch(10);
         let events = EventCounter::new();
         for _ in 0..1000 {
             counter.inc();
             events.inc();
         }
-        let fine = counter.sum() == 1005
+        counter.sum() == 1005
             && counter.read().abs_diff(1005) <= counter.error_bound()
             && counter.swap(0) == 1005
             && counter.limited_add(1, 1)
             && !counter.limited_add(1, 1)
-            && events.sum() == 1000;
-        // SAFETY: `_exit` has no preconditions.
-        unsafe { libc::_exit(i32::from(!fine)) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is writable.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0);
+            && events.sum() == 1000
+    });
 }

@@ -1,10 +1,10 @@
-//! Pages and caches by policy, on four nodes made up by `PINFOLD_FAKE_NODES`. Each test starts this
-//! binary again, for one ignored test.
+//! Pages and caches by policy, on four nodes made up by `PINFOLD_FAKE_NODES`. Each test runs in a
+//! process of its own.
 
 mod common;
 
-use common::again::passes;
-use common::{Random, cpus, pin, with_nodes};
+use common::again::{alone, is_alone, passes};
+use common::{Random, cpus, give, limit, on_nodes, pin};
 use pinfold::internal::arena::node_of;
 use pinfold::mempolicy::{Mempolicy, Mode, RangeError, SharedPolicy};
 use pinfold::pages::Pages;
@@ -16,10 +16,6 @@ use std::process::Command;
 use std::ptr::NonNull;
 
 const NODES: usize = 4;
-
-fn faked() -> bool {
-    std::env::var("PINFOLD_FAKE_NODES").is_ok_and(|nodes| nodes == NODES.to_string())
-}
 
 fn policy(text: &str) -> Mempolicy {
     Mempolicy::parse(text).unwrap()
@@ -42,13 +38,7 @@ fn nodes_of(pages: &Pages, places: impl Iterator<Item = u64>) -> Vec<usize> {
 
 #[test]
 fn every_mode_places_pages_on_its_nodes() {
-    with_nodes(NODES, "modes");
-}
-
-#[test]
-#[ignore = "needs four nodes; run by every_mode_places_pages_on_its_nodes"]
-fn modes() {
-    if !faked() {
+    if !on_nodes(NODES, "every_mode_places_pages_on_its_nodes") {
         return;
     }
     // CPU 1 is on node 1.
@@ -99,13 +89,7 @@ fn modes() {
 
 #[test]
 fn a_rebind_to_unknown_nodes_is_refused() {
-    with_nodes(NODES, "rebinds");
-}
-
-#[test]
-#[ignore = "needs four nodes; run by a_rebind_to_unknown_nodes_is_refused"]
-fn rebinds() {
-    if !faked() {
+    if !on_nodes(NODES, "a_rebind_to_unknown_nodes_is_refused") {
         return;
     }
     let allowed = |list: &str| list.parse::<NodeSet>().unwrap();
@@ -149,13 +133,7 @@ fn rebinds() {
 
 #[test]
 fn ranges_have_policies_of_their_own() {
-    with_nodes(NODES, "ranges");
-}
-
-#[test]
-#[ignore = "needs four nodes; run by ranges_have_policies_of_their_own"]
-fn ranges() {
-    if !faked() {
+    if !on_nodes(NODES, "ranges_have_policies_of_their_own") {
         return;
     }
     pin(0);
@@ -179,13 +157,7 @@ fn ranges() {
 
 #[test]
 fn no_page_has_two_owners_and_all_come_back() {
-    with_nodes(NODES, "storm");
-}
-
-#[test]
-#[ignore = "needs four nodes; run by no_page_has_two_owners_and_all_come_back"]
-fn storm() {
-    if !faked() {
+    if !on_nodes(NODES, "no_page_has_two_owners_and_all_come_back") {
         return;
     }
     let pages = Pages::new("storm").unwrap();
@@ -245,13 +217,7 @@ fn work(pages: &Pages, thread: usize) {
 
 #[test]
 fn allocations_are_counted_while_counting_is_on() {
-    with_nodes(NODES, "counted");
-}
-
-#[test]
-#[ignore = "needs four nodes; run by allocations_are_counted_while_counting_is_on"]
-fn counted() {
-    if !faked() {
+    if !on_nodes(NODES, "allocations_are_counted_while_counting_is_on") {
         return;
     }
     pin(0);
@@ -275,11 +241,15 @@ fn counted() {
 
 #[test]
 fn memory_without_a_policy_follows_the_process_policy() {
+    const NAME: &str = "memory_without_a_policy_follows_the_process_policy";
+    if is_alone(NAME) {
+        return under_a_process_policy();
+    }
     let with = |policy: &str| {
         let prepare = |command: &mut Command| {
             command.envs([("PINFOLD_FAKE_NODES", "4"), ("PINFOLD_POLICY", policy)]);
         };
-        passes("process", prepare).contains("by the kernel")
+        passes(NAME, prepare).contains("by the kernel")
     };
     if pinfold::mempolicy::available().is_ok() {
         assert!(with("interleave:0"));
@@ -289,56 +259,7 @@ fn memory_without_a_policy_follows_the_process_policy() {
     }
 }
 
-#[test]
-fn other_nodes_give_no_memory_under_a_process_policy() {
-    if pinfold::mempolicy::available().is_err() {
-        return;
-    }
-    passes("alone", |command| {
-        command.envs([("PINFOLD_FAKE_NODES", "4"), ("PINFOLD_POLICY", "bind:0")]);
-    });
-}
-
-#[test]
-#[ignore = "run by other_nodes_give_no_memory_under_a_process_policy"]
-fn alone() {
-    if !faked() {
-        return;
-    }
-    let cache = KmemCache::new("alone", Layout::new::<[u64; 128]>()).unwrap();
-    // Node 1 has memory too, but that bears a policy of its own.
-    let other = cache.alloc_node_exact(1).unwrap();
-    let mut objects = Vec::with_capacity(200_000);
-    let little = libc::rlimit {
-        rlim_cur: 1,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: the kernel reads `little` during the call.
-    unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const little) };
-    while let Some(object) = cache.alloc() {
-        objects.push(object);
-    }
-    let plenty = libc::rlimit {
-        rlim_cur: libc::RLIM_INFINITY,
-        ..little
-    };
-    // A failed assertion needs memory for its message.
-    // SAFETY: the kernel reads `plenty` during the call.
-    unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const plenty) };
-    assert!(objects.iter().all(|&object| node(object) == NODES));
-    objects.push(cache.alloc_node_exact(1).expect("node 1 still has memory"));
-    for object in objects.into_iter().chain([other]) {
-        // SAFETY: each object came from `cache` and is not used afterwards.
-        unsafe { cache.free(object) };
-    }
-}
-
-#[test]
-#[ignore = "run by memory_without_a_policy_follows_the_process_policy"]
-fn process() {
-    if !faked() {
-        return;
-    }
+fn under_a_process_policy() {
     pin(0);
     let pages = Pages::new("process").unwrap();
     let cache = KmemCache::new("process", Layout::new::<[u64; 8]>()).unwrap();
@@ -363,14 +284,32 @@ fn process() {
 }
 
 #[test]
-fn caches_have_policies_of_their_own() {
-    with_nodes(NODES, "caches");
+fn other_nodes_give_no_memory_under_a_process_policy() {
+    let name = "other_nodes_give_no_memory_under_a_process_policy";
+    let prepare = |command: &mut Command| {
+        command.envs([("PINFOLD_FAKE_NODES", "4"), ("PINFOLD_POLICY", "bind:0")]);
+    };
+    if pinfold::mempolicy::available().is_err() || !alone(name, prepare) {
+        return;
+    }
+    let cache = KmemCache::new("alone", Layout::new::<[u64; 128]>()).unwrap();
+    // Node 1 has memory too, but that bears a policy of its own.
+    let other = cache.alloc_node_exact(1).unwrap();
+    let mut objects = Vec::with_capacity(200_000);
+    limit(libc::RLIMIT_DATA, 1);
+    while let Some(object) = cache.alloc() {
+        objects.push(object);
+    }
+    // A failed assertion needs memory for its message.
+    limit(libc::RLIMIT_DATA, libc::RLIM_INFINITY);
+    assert!(objects.iter().all(|&object| node(object) == NODES));
+    objects.push(cache.alloc_node_exact(1).expect("node 1 still has memory"));
+    give(&cache, objects.into_iter().chain([other]));
 }
 
 #[test]
-#[ignore = "needs four nodes; run by caches_have_policies_of_their_own"]
-fn caches() {
-    if !faked() {
+fn caches_have_policies_of_their_own() {
+    if !on_nodes(NODES, "caches_have_policies_of_their_own") {
         return;
     }
     pin(0);
@@ -393,10 +332,7 @@ fn caches() {
                 objects.extend(bulk.into_iter().map(|object| NonNull::new(object).unwrap()));
                 let seen: HashSet<_> = objects.iter().map(|&object| node(object)).collect();
                 assert_eq!(seen, expected.iter().copied().collect(), "{text}");
-                for object in objects {
-                    // SAFETY: each object came from `cache` and is not used afterwards.
-                    unsafe { cache.free(object) };
-                }
+                give(&cache, objects);
                 cache.validate().unwrap();
             }
             cache.destroy().unwrap();
@@ -413,19 +349,12 @@ fn a_default_policy_counts_as_no_policy() {
     assert_eq!([39, 40, 59, 60].map(has), [true, false, false, true]);
 }
 
-#[test]
-fn a_pool_follows_the_threads_policy_of_the_moment() {
-    if pinfold::mempolicy::available().is_ok() {
-        with_nodes(NODES, "threads");
-    }
-}
-
 /// The made-up nodes are known to the kernel as node 0, so `bind:0` is the only policy that it
 /// accepts. It means the allocator's node 0, on every CPU.
 #[test]
-#[ignore = "needs four nodes; run by a_pool_follows_the_threads_policy_of_the_moment"]
-fn threads() {
-    if !faked() {
+fn a_pool_follows_the_threads_policy_of_the_moment() {
+    let name = "a_pool_follows_the_threads_policy_of_the_moment";
+    if pinfold::mempolicy::available().is_err() || !on_nodes(NODES, name) {
         return;
     }
     let Some(cpu) = (0..cpus()).find(|cpu| cpu % NODES != 0) else {

@@ -1,25 +1,13 @@
 //! Per-CPU variables, arrays, pairs, lists and rings, as a program uses them: by threads that
 //! change CPU, with signal handlers, and from afar.
 
+mod common;
+
+use common::{cpus, pin};
 use pinfold::percpu::{Node, PerCpu, PerCpuArray, PerCpuList, PerCpuPair, PerCpuRing};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-
-/// Moves the thread to the `nth` CPU. Does nothing if the system does not allow it.
-fn pin(nth: usize) {
-    // SAFETY: `cpu_set_t` consists of integers, so zeroes are valid, and the call gets its size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(nth, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
-}
-
-fn cpus() -> usize {
-    // SAFETY: `sysconf` has no preconditions.
-    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize }
-}
 
 /// Runs `f` in `threads` threads until `time` is over. `f` gets the thread's number and a turn.
 fn storm(threads: u64, time: Duration, f: impl Fn(u64, u64) + Sync) {

@@ -1,5 +1,8 @@
 //! Per-CPU data in a process that forks while other threads work on it.
 
+mod common;
+
+use common::in_child;
 use pinfold::percpu::{Node, PerCpu, PerCpuList, PerCpuRing};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -22,22 +25,14 @@ fn a_forked_child_goes_on_with_copies_of_its_own() {
             }
         });
         for _ in 0..50 {
-            // SAFETY: the child only runs operations, and ends by `_exit`.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
+            in_child(30, || {
                 WORD.add(1);
                 let mut items = 0;
                 let taken = LIST.take_all(|_| items += 1);
                 let read = RING.push([1]).is_ok() && RING.drain(|_, _| ()) > 0;
                 // The thread at work may hold the item.
-                let right = WORD.sum() == 6 && taken.is_ok() && items <= 1 && read;
-                // SAFETY: `_exit` ends the child without running the parent's handlers.
-                unsafe { libc::_exit(i32::from(!right)) };
-            }
-            let mut status = -1;
-            // SAFETY: `child` is a child of this process, and `status` is writable.
-            unsafe { libc::waitpid(child, &raw mut status, 0) };
-            assert_eq!(status, 0);
+                WORD.sum() == 6 && taken.is_ok() && items <= 1 && read
+            });
         }
         stop.store(true, Relaxed);
     });

@@ -1,17 +1,10 @@
 //! Per-CPU variables, arrays, lists and rings on one CPU: what each operation returns. No other
 //! test of the process takes lists apart or forks meanwhile.
 
-use pinfold::percpu::{Node, PerCpu, PerCpuArray, PerCpuList, PerCpuPair, PerCpuRing, PushError};
+mod common;
 
-/// Moves the thread to the `nth` CPU. Does nothing if the system does not allow it.
-fn pin(nth: usize) {
-    // SAFETY: `cpu_set_t` consists of integers, so zeroes are valid, and the call gets its size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(nth, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
-}
+use common::pin;
+use pinfold::percpu::{Node, PerCpu, PerCpuArray, PerCpuList, PerCpuPair, PerCpuRing, PushError};
 
 #[test]
 fn a_variable_does_what_the_kernels_names_say() {

@@ -4,7 +4,7 @@
 mod common;
 
 use common::timer::Timer;
-use common::{Random, StopAtEnd};
+use common::{Random, StopAtEnd, in_child, limit};
 use pinfold::mempolicy::{Mempolicy, RangeError, SharedPolicy};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -58,24 +58,6 @@ fn handlers_set_or_are_refused_and_see_a_complete_map() {
     assert!(done > 10 && refused > 10);
 }
 
-fn in_child(f: impl FnOnce() -> bool) -> i32 {
-    // SAFETY: the child only works on the map, whose lock `fork` has taken for it, and ends with
-    // `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // Ends a child that waits for a lock which no thread will release.
-        // SAFETY: `alarm` has no preconditions.
-        unsafe { libc::alarm(20) };
-        let fine = f();
-        // SAFETY: `_exit` has no preconditions.
-        unsafe { libc::_exit(i32::from(!fine)) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is a valid `int` that the kernel may write.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    status
-}
-
 /// With 500 ranges, a set holds the lock nearly all the time. A fork that did not wait for the lock
 /// would leave it held in the child.
 #[test]
@@ -102,8 +84,8 @@ fn a_forked_child_finds_the_map_complete_and_sets_it() {
                 }
             });
         }
-        for round in 0..200 {
-            let status = in_child(|| {
+        for _ in 0..200 {
+            in_child(20, || {
                 let whole = (0..1000).all(|page| shared.lookup(page).is_some());
                 let set = shared.set(100..900, Some(&policies[2]));
                 let seen =
@@ -114,7 +96,6 @@ fn a_forked_child_finds_the_map_complete_and_sets_it() {
                     && shared.set(0..1000, None).is_ok()
                     && shared.is_empty()
             });
-            assert_eq!(status, 0, "child {round}");
         }
     });
 }
@@ -123,19 +104,14 @@ fn a_forked_child_finds_the_map_complete_and_sets_it() {
 fn without_memory_a_set_fails_and_changes_nothing() {
     let shared = SharedPolicy::new();
     let policy = Mempolicy::local();
-    let status = in_child(|| {
+    in_child(20, || {
         for n in 0..20 {
             if shared.set(n * 2..n * 2 + 1, Some(&policy)).is_err() {
                 return false;
             }
         }
-        let none = libc::rlimit {
-            rlim_cur: 1,
-            rlim_max: libc::RLIM_INFINITY,
-        };
         // No memory can be mapped from here on.
-        // SAFETY: the kernel reads `none` during the call.
-        unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const none) };
+        limit(libc::RLIMIT_AS, 1);
         let empty = SharedPolicy::new();
         let first =
             empty.set(0..1, Some(&policy)) == Err(RangeError::OutOfMemory) && empty.is_empty();
@@ -157,7 +133,6 @@ fn without_memory_a_set_fails_and_changes_nothing() {
         let printed = write!(text, "{shared}").is_ok() && text.0 as u64 == n - 1;
         first && error == RangeError::OutOfMemory && kept && same && cleared && snapshot && printed
     });
-    assert_eq!(status, 0);
 }
 
 /// Counts the lines that are written to it.

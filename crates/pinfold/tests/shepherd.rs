@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Random, cpus, pin};
+use common::machine::{affinity, move_to, wait_until};
+use common::{Random, cpus, in_child, pin};
 use pinfold::counter::{Counters, PerCpuCounter};
 use pinfold::shepherd::{self, Reach, Shepherd, ShepherdError, register};
 use pinfold::topology::CpuSet;
@@ -16,17 +17,6 @@ use std::time::{Duration, Instant};
 fn alone() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     ONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-fn wait_until(what: &str, done: impl Fn() -> bool) {
-    let begin = Instant::now();
-    while !done() {
-        assert!(
-            begin.elapsed() < Duration::from_secs(20),
-            "{what} takes too long"
-        );
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 fn quick() -> Shepherd {
@@ -176,17 +166,6 @@ fn registered_drains_are_called_once_a_tick() {
     assert_eq!(CALLS.load(Ordering::Relaxed), before + 1);
 }
 
-fn affinity(thread: i32) -> Vec<usize> {
-    // SAFETY: zeroes are a valid `cpu_set_t`, and the call gets a writable one with its size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::sched_getaffinity(thread, size_of::<libc::cpu_set_t>(), &raw mut set);
-        (0..1024)
-            .filter(|&cpu| libc::CPU_ISSET(cpu, &set))
-            .collect()
-    }
-}
-
 #[test]
 fn the_thread_stays_where_others_move_it() {
     let _alone = alone();
@@ -198,12 +177,7 @@ fn the_thread_stays_where_others_move_it() {
     let thread = threads()[0];
     wait_until("moving", || affinity(thread) == [0]);
     // Another process, for example `taskset`, moves the thread. It stays there.
-    // SAFETY: zeroes are a valid `cpu_set_t`, and the call gets a readable one with its size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(1, &mut set);
-        libc::sched_setaffinity(thread, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
+    move_to(thread, &[1]);
     std::thread::sleep(Duration::from_millis(1500));
     assert_eq!(affinity(thread), [1]);
     running.stop();
@@ -261,23 +235,16 @@ fn the_thread_lets_the_kernel_delay_its_timers() {
 fn a_child_after_fork_has_no_thread_but_can_tick() {
     let _alone = alone();
     let counter = PerCpuCounter::new().with_batch(1000);
-    let running = quick().start().unwrap();
+    let mut running = Some(quick().start().unwrap());
     shepherd::watch(&counter).unwrap();
-    // SAFETY: the child uses only counters and the shepherd, which work after a fork, and calls
-    // `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
+    in_child(30, || {
+        let running = running.take().unwrap();
         counter.add(3);
         running.tick();
         let seen = counter.read() == 3;
         drop(running);
-        // SAFETY: `_exit` has no preconditions.
-        unsafe { libc::_exit(if seen { 0 } else { 1 }) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is writable.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0);
+        seen
+    });
     counter.add(1);
     wait_until("the parent's thread", || counter.read() == 1);
 }

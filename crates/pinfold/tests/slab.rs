@@ -1,5 +1,9 @@
 //! Object caches as a user sees them, on the backend that `PINFOLD_RSEQ` selects.
 
+mod common;
+
+use common::again::alone;
+use common::{give, take};
 use pinfold::slab::{Cache, CacheError, Handle, KmemCache, MAX_OBJECT_SIZE, shrink_all};
 use std::alloc::Layout;
 use std::collections::HashSet;
@@ -8,18 +12,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
-}
-
-fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
-    (0..count).map(|_| cache.alloc().unwrap()).collect()
-}
-
-fn give(cache: &KmemCache, objects: impl IntoIterator<Item = NonNull<u8>>) {
-    for object in objects {
-        // SAFETY: the tests pass each object that they took from this cache once, except
-        // `commit_fault`, whose wrong frees end the process.
-        unsafe { cache.free(object) };
-    }
 }
 
 #[test]
@@ -316,16 +308,16 @@ fn idle_sheaves_are_drained_by_the_shepherd() {
 
 /// Returns the memory of this process that belongs to no file, in bytes.
 fn resident() -> usize {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("RssAnon:"));
-    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<usize>().ok());
-    kib.unwrap() * 1024
+    common::status("RssAnon:")
 }
 
 /// An empty cache is only a descriptor. CPUs hold nothing for it until it is used there.
 #[test]
-#[ignore = "other tests' memory would count: run alone, by `an_empty_cache_costs_less_than_a_page`"]
-fn empty_caches() {
+fn an_empty_cache_costs_less_than_a_page() {
+    // Other tests' memory would count.
+    if !alone("an_empty_cache_costs_less_than_a_page", |_| ()) {
+        return;
+    }
     const COUNT: usize = 1000;
     // The first cache also pays for what all caches share.
     drop(KmemCache::new("first", layout(64, 8)).unwrap());
@@ -334,30 +326,18 @@ fn empty_caches() {
         .map(|_| KmemCache::new("empty", layout(64, 8)).unwrap())
         .collect();
     let each = (resident() - before) / COUNT;
-    println!("{each} bytes for an empty cache");
     assert!(each <= 4096, "{each} bytes for an empty cache");
     assert!(caches.iter().all(|cache| cache.statistics().slabs == 0));
-}
-
-#[test]
-fn an_empty_cache_costs_less_than_a_page() {
-    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = alone
-        .args(["--exact", "empty_caches", "--ignored", "--nocapture"])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        output.status.success() && text.contains("bytes for an empty cache"),
-        "{text}"
-    );
 }
 
 /// Pages of free objects between objects in use go back to the system too, when their slabs were
 /// idle for some seconds. The objects in use keep their bytes, and the pages can be used again.
 #[test]
-#[ignore = "other tests' memory would count: run alone, by `pages_of_free_objects_go_back`"]
-fn idle_pages() {
+fn pages_of_free_objects_go_back() {
+    // Other tests' memory would count.
+    if !alone("pages_of_free_objects_go_back", |_| ()) {
+        return;
+    }
     let cache = KmemCache::builder("holes", layout(1024, 8))
         .hardened(false)
         .build()
@@ -380,8 +360,8 @@ fn idle_pages() {
         shepherd.tick();
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    println!("{} KiB of {} KiB", resident() >> 10, full >> 10);
-    assert!(resident() <= full / 3);
+    let left = resident();
+    assert!(left <= full / 3, "{} KiB of {} KiB", left >> 10, full >> 10);
     for &(nth, object) in &kept {
         // SAFETY: the test owns the object, and wrote its 1024 bytes above.
         let bytes = unsafe { std::slice::from_raw_parts(object.as_ptr(), 1024) };
@@ -400,15 +380,4 @@ fn idle_pages() {
             .chain(kept.into_iter().map(|(_, object)| object)),
     );
     cache.destroy().unwrap();
-}
-
-#[test]
-fn pages_of_free_objects_go_back() {
-    let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
-    let output = alone
-        .args(["--exact", "idle_pages", "--ignored", "--nocapture"])
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && text.contains("KiB of"), "{text}");
 }

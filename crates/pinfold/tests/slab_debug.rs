@@ -2,28 +2,15 @@
 
 mod common;
 
+use common::assert_has;
+use common::reports::{free, keep, reports};
 use common::timer::Timer;
-use pinfold::slab::debug::{Kind, Part, Report, Verdict, on_report};
+use pinfold::slab::debug::{Kind, Part, on_report};
 use pinfold::slab::{DebugFlags, KmemCache};
 use std::alloc::Layout;
-use std::cell::RefCell;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-
-thread_local! {
-    /// The reports of this test's thread.
-    static REPORTS: RefCell<Vec<(Kind, String)>> = const { RefCell::new(Vec::new()) };
-}
-
-fn keep(report: &Report<'_>) -> Verdict {
-    REPORTS.with(|reports| reports.borrow_mut().push((report.kind, report.to_string())));
-    Verdict::Continue
-}
-
-fn reports() -> Vec<(Kind, String)> {
-    REPORTS.with(|reports| reports.borrow_mut().split_off(0))
-}
 
 fn cache(name: &str, flags: DebugFlags) -> KmemCache {
     on_report(keep);
@@ -31,11 +18,6 @@ fn cache(name: &str, flags: DebugFlags) -> KmemCache {
         .debug(flags)
         .build()
         .unwrap()
-}
-
-fn free(cache: &KmemCache, object: NonNull<u8>) {
-    // SAFETY: the object is of this cache, or the free is a planted fault, which the cache reports.
-    unsafe { cache.free(object) };
 }
 
 /// Writes to a byte of the cache's memory that no program may write to.
@@ -72,14 +54,11 @@ fn a_clobbered_red_zone() {
         let (kind, text) = first.unwrap();
         assert_eq!((errors, part(kind)), (1, at));
         let side = if offset < 0 { "left" } else { "right" };
-        assert!(
-            text.contains(&format!("cache rz_alloc: {side} red zone overwritten")),
-            "{text}"
+        assert_has(
+            &text,
+            &[&format!("cache rz_alloc: {side} red zone overwritten")],
         );
-        assert!(
-            text.contains(&format!("object {object:p} of 64 bytes, in use")),
-            "{text}"
-        );
+        assert_has(&text, &[&format!("object {object:p} of 64 bytes, in use")]);
         let found = format!("at offset {offset}: 0x12 instead of 0xcc, 1 wrong in all");
         assert!(text.contains(&found), "{text}");
         // The check repaired the bytes, so it finds the fault once.
@@ -132,10 +111,7 @@ fn writes_after_the_free() {
         assert_eq!((errors, part(kind)), (1, Part::Poison));
         assert!(text.contains("written to after it was freed"), "{text}");
         let found = format!("at offset {offset}: {byte:#04x} instead of");
-        assert!(
-            text.contains(&found) && text.contains(&format!("{wrong} wrong")),
-            "{text}"
-        );
+        assert_has(&text, &[&found, &format!("{wrong} wrong")]);
         cache.destroy().unwrap();
     }
 }
@@ -188,11 +164,7 @@ fn writes_after_the_free_of_a_slabs_only_object() {
         assert_eq!(leak.objects, 1, "the first one");
         let found = reports();
         assert_eq!(found.len(), 1, "{size}: {found:?}");
-        assert!(
-            found[0].1.contains(&format!("object {other:p}")),
-            "{}",
-            found[0].1
-        );
+        assert_has(&found[0].1, &[&format!("object {other:p}")]);
     }
 }
 
@@ -205,10 +177,7 @@ fn a_red_zone_clobbered_after_the_free() {
     let (errors, first) = validate(&cache);
     let (kind, text) = first.unwrap();
     assert_eq!((errors, part(kind)), (1, Part::RightRedZone));
-    assert!(
-        text.contains("0xab instead of 0xbb") && text.contains(", free;"),
-        "{text}"
-    );
+    assert_has(&text, &["0xab instead of 0xbb", ", free;"]);
     cache.destroy().unwrap();
 }
 
@@ -221,17 +190,14 @@ fn leaks_are_named_with_their_owners() {
     let leak = cache.destroy().unwrap_err();
     assert_eq!(leak.objects, 1);
     let text = leak.to_string();
-    assert!(
-        text.contains("cache leak_destroy cannot be destroyed: 1 objects"),
-        "{text}"
+    assert_has(
+        &text,
+        &["cache leak_destroy cannot be destroyed: 1 objects"],
     );
     let process = format!("object not freed\n  process {} (", std::process::id());
     assert!(text.contains(&process), "{text}");
     assert!(text.contains(&format!(")\n  object {kept:p}")), "{text}");
-    assert!(
-        text.contains("allocated by thread") && text.contains("slab_debug"),
-        "{text}"
-    );
+    assert_has(&text, &["allocated by thread", "slab_debug"]);
     assert!(!text.contains(&format!("object {freed:p}")), "{text}");
     free(&leak.cache, kept);
     leak.cache.destroy().unwrap();
@@ -246,11 +212,7 @@ fn wrong_frees_are_reported() {
     free(&cache, object);
     let found = reports();
     assert_eq!(found[0].0, Kind::DoubleFree);
-    assert!(
-        found[0].1.contains("cache frees: object freed twice"),
-        "{}",
-        found[0].1
-    );
+    assert_has(&found[0].1, &["cache frees: object freed twice"]);
     assert!(found[0].1.contains("freed by thread"), "{}", found[0].1);
     let object = cache.alloc().unwrap();
     // SAFETY: offset 8 is within the object's 64 bytes.
@@ -265,10 +227,7 @@ fn wrong_frees_are_reported() {
     let found = reports();
     assert_eq!(found[0].0, Kind::WrongCache);
     let text = &found[0].1;
-    assert!(
-        text.contains("cache frees: not an object of any cache"),
-        "{text}"
-    );
+    assert_has(text, &["cache frees: not an object of any cache"]);
     assert!(text.contains("the address is not Pinfold's"), "{text}");
     free(&cache, object);
     free(&other, foreign);

@@ -4,7 +4,7 @@
 mod common;
 
 use common::items::{Item, can_fence, look, make};
-use common::{Random, StopAtEnd, pin, stay_on_one_cpu};
+use common::{Random, StopAtEnd, in_child, limit, pin, stay_on_one_cpu};
 use pinfold::shepherd::Shepherd;
 use pinfold::slab::{DebugFlags, KmemCache, grace};
 use std::alloc::Layout;
@@ -199,23 +199,11 @@ fn a_child_waits_for_no_reader_of_its_parent() {
             });
         }
         for round in 0..100 {
-            let along = (round % 3 == 0).then(grace::enter);
-            // SAFETY: the child uses only this cache, and leaves by `_exit`.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                // Ends a child that waits for a reader or a lock that does not exist in it.
-                // SAFETY: `alarm` has no preconditions.
-                unsafe { libc::alarm(10) };
-                drop(along);
-                let fine = works_alone(&cache);
-                // SAFETY: `_exit` has no preconditions.
-                unsafe { libc::_exit(i32::from(!fine)) };
-            }
-            drop(along);
-            let mut status = 0;
-            // SAFETY: `status` is a live integer that the kernel may write to.
-            unsafe { libc::waitpid(child, &raw mut status, 0) };
-            assert_eq!(status, 0, "child {round}");
+            let mut along = (round % 3 == 0).then(grace::enter);
+            in_child(10, || {
+                drop(along.take());
+                works_alone(&cache)
+            });
         }
     });
     cache.destroy().unwrap();
@@ -236,25 +224,15 @@ fn works_alone(cache: &KmemCache) -> bool {
 #[test]
 fn deferred_frees_work_without_memory() {
     let _alone = alone();
-    // SAFETY: the child uses only its caches, and leaves by `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
+    in_child(30, || {
         // Without memory, a thread cannot use the objects in another CPU's sheaves.
         stay_on_one_cpu();
-        let little = libc::rlimit {
-            rlim_cur: 1,
-            rlim_max: libc::RLIM_INFINITY,
-        };
         // Not hardened, because a hardened cache would hold objects back in quarantine.
         let layout = Layout::new::<[u8; 32768]>();
         let cache = KmemCache::builder("exhausted", layout).hardened(false);
         let cache = cache.build().unwrap();
         let first = cache.alloc().unwrap();
-        // SAFETY: `little` lives through the call, and `alarm` has no preconditions.
-        unsafe {
-            libc::alarm(30);
-            libc::setrlimit(libc::RLIMIT_DATA, &raw const little);
-        }
+        limit(libc::RLIMIT_DATA, 1);
         let mut objects = Vec::from([first]);
         while objects.len() < 1000
             && let Some(object) = cache.alloc()
@@ -268,11 +246,6 @@ fn deferred_frees_work_without_memory() {
         let lost = cache.statistics().free_rcu_sheaf_fail;
         let fine = cache.flush_deferred().is_ok() && lost == 0;
         let again = objects.iter().filter(|_| cache.alloc().is_some()).count();
-        // SAFETY: `_exit` has no preconditions.
-        unsafe { libc::_exit(i32::from(!fine || again != objects.len())) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is a live integer that the kernel may write to.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0);
+        fine && again == objects.len()
+    });
 }

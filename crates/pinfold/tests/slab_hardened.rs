@@ -2,31 +2,15 @@
 
 mod common;
 
-use common::pin;
+use common::reports::{PAUSE, free, keep, reports};
+use common::{assert_has, pin, take};
 use pinfold::shepherd::Shepherd;
-use pinfold::slab::debug::{Kind, Report, Verdict, on_report};
+use pinfold::slab::debug::{Kind, on_report};
 use pinfold::slab::{KmemCache, MemPool};
 use std::alloc::Layout;
-use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
-
-thread_local! {
-    static REPORTS: RefCell<Vec<(Kind, String)>> = const { RefCell::new(Vec::new()) };
-    /// How long this thread's report handler sleeps.
-    static PAUSE: Cell<Duration> = const { Cell::new(Duration::ZERO) };
-}
-
-fn keep(report: &Report<'_>) -> Verdict {
-    std::thread::sleep(PAUSE.get());
-    REPORTS.with(|reports| reports.borrow_mut().push((report.kind, report.to_string())));
-    Verdict::Continue
-}
-
-fn reports() -> Vec<(Kind, String)> {
-    REPORTS.with(|reports| reports.borrow_mut().split_off(0))
-}
 
 fn hardened(name: &str, size: usize) -> KmemCache {
     on_report(keep);
@@ -34,15 +18,6 @@ fn hardened(name: &str, size: usize) -> KmemCache {
         .hardened(true)
         .build()
         .unwrap()
-}
-
-fn free(cache: &KmemCache, object: NonNull<u8>) {
-    // SAFETY: the object is of this cache, or the free is a planted fault, which the cache reports.
-    unsafe { cache.free(object) };
-}
-
-fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
-    (0..count).map(|_| cache.alloc().unwrap()).collect()
 }
 
 fn bytes(object: NonNull<u8>, size: usize) -> &'static mut [u8] {
@@ -62,10 +37,7 @@ fn a_second_free_is_found_while_the_first_is_in_a_sheaf() {
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].0, Kind::DoubleFree);
     let report = &found[0].1;
-    assert!(
-        report.contains("cache twice: object freed twice\n"),
-        "{report}"
-    );
+    assert_has(report, &["cache twice: object freed twice\n"]);
     let object = format!("\n  object {:p} of 64 bytes, free", objects[0]);
     assert!(report.contains(&object), "{report}");
     free(&cache, objects[2]);
@@ -84,11 +56,7 @@ fn frees_of_foreign_addresses_are_reported() {
     free(&cache, foreign);
     let found = reports();
     assert_eq!(found[0].0, Kind::WrongCache);
-    assert!(
-        found[0].1.contains("cache mine: object of another cache"),
-        "{}",
-        found[0].1
-    );
+    assert_has(&found[0].1, &["cache mine: object of another cache"]);
     assert!(found[0].1.contains("of cache theirs"), "{}", found[0].1);
     // SAFETY: offset 16 is within the object's 48 bytes.
     free(&cache, unsafe { object.add(16) });
@@ -116,11 +84,7 @@ fn a_write_after_the_free_is_found_when_the_object_is_allocated() {
     let found = reports();
     assert_eq!(found.len(), 1, "the object was never taken again");
     assert_eq!(found[0].0, Kind::WrittenAfterFree);
-    assert!(
-        found[0].1.contains(&format!("object {object:p}")),
-        "{}",
-        found[0].1
-    );
+    assert_has(&found[0].1, &[&format!("object {object:p}")]);
     assert!(!all.contains(&object));
 }
 

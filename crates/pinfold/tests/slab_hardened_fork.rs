@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::stay_on_one_cpu;
+use common::reports::free;
 use common::timer::Timer;
+use common::{stay_on_one_cpu, take};
 use pinfold::slab::KmemCache;
 use pinfold::slab::debug::{Kind, Report, Verdict, on_report};
 use std::alloc::Layout;
 use std::cell::RefCell;
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::{NonNull, null_mut};
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicUsize;
@@ -42,15 +42,6 @@ fn hardened(name: &str) -> KmemCache {
         .unwrap()
 }
 
-fn free(cache: &KmemCache, object: Object) {
-    // SAFETY: the object is of this cache, or the free is a planted fault, which the cache reports.
-    unsafe { cache.free(object) };
-}
-
-fn take(cache: &KmemCache, count: usize) -> Vec<Object> {
-    (0..count).map(|_| cache.alloc().unwrap()).collect()
-}
-
 fn words(object: Object) -> &'static mut [u64] {
     // SAFETY: the object is of one of the test's caches, aligned, and has `SIZE` bytes, which stay
     // mapped after a free.
@@ -58,19 +49,12 @@ fn words(object: Object) -> &'static mut [u64] {
 }
 
 /// Runs `f` in a forked child, and fails if `f` fails there.
+#[track_caller]
 fn in_child(f: impl FnOnce()) {
-    // SAFETY: the child uses only objects of the forking thread, and leaves by `_exit`.
-    let child = unsafe { libc::fork() };
-    assert!(child >= 0);
-    if child == 0 {
-        let outcome = catch_unwind(AssertUnwindSafe(f));
-        // SAFETY: `_exit` has no preconditions.
-        unsafe { libc::_exit(i32::from(outcome.is_err())) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is a live integer that the kernel may write to.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0, "the child failed: {status:#x}");
+    common::in_child(60, || {
+        f();
+        true
+    });
 }
 
 /// Returns a page that forked children share with the test.

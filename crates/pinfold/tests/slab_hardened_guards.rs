@@ -1,5 +1,8 @@
 //! Guard pages of hardened slabs leave a process half of the mappings that the kernel allows.
 
+mod common;
+
+use common::{give, take};
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;
 use std::fs;
@@ -41,10 +44,6 @@ fn guarded(objects: &[NonNull<u8>]) -> usize {
     objects.iter().filter(is_guarded).count()
 }
 
-fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
-    (0..count).map(|_| cache.alloc().unwrap()).collect()
-}
-
 #[test]
 fn guards_take_half_of_the_mappings_at_most() {
     let Some(limit) = limit().filter(|&limit| limit <= MAX_LIMIT) else {
@@ -66,10 +65,7 @@ fn guards_take_half_of_the_mappings_at_most() {
     let count = maps().len();
     assert!(count < limit / 2 + 2000, "{count} of {limit} mappings");
     assert!(count > limit / 3, "{count} of {limit} mappings");
-    for object in first.into_iter().chain(objects) {
-        // SAFETY: the object came from this cache and is not used afterwards.
-        unsafe { cache.free(object) };
-    }
+    give(&cache, first.into_iter().chain(objects));
     if cache.shrink().is_err() {
         return;
     }

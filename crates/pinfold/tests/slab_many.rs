@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{StopAtEnd, cpus, from_environment, stay_on_one_cpu};
+use common::{StopAtEnd, cpus, from_environment, in_child, stay_on_one_cpu};
 use pinfold::internal::arena;
 use pinfold::slab::{Builder, DebugFlags, Info, KmemCache, Statistics, caches, slabinfo};
 use std::alloc::Layout;
@@ -114,19 +114,10 @@ fn caches_that_overlap_take_no_memory() {
 fn caches_in_a_forked_child_take_no_memory() {
     let _turn = turn();
     use_one(0, |builder| builder, false);
-    // SAFETY: the child uses only caches of its own, and leaves by `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let done = std::panic::catch_unwind(|| {
-            assert_level(many() / 10, |nth| use_one(nth, |builder| builder, false));
-        });
-        // SAFETY: `_exit` has no preconditions.
-        unsafe { libc::_exit(i32::from(done.is_err())) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is writable.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0);
+    in_child(600, || {
+        assert_level(many() / 10, |nth| use_one(nth, |builder| builder, false));
+        true
+    });
 }
 
 /// Checks that a view shows one cache, or a destroyed one, and never parts of two.

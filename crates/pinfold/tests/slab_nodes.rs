@@ -1,9 +1,9 @@
-//! Caches on two nodes, which `PINFOLD_FAKE_NODES` simulates. Each test runs this binary again, in
-//! a process of its own.
+//! Caches on two nodes, which `PINFOLD_FAKE_NODES` simulates. Each test runs in a process of its
+//! own.
 
 mod common;
 
-use common::{Random, cpus, pin, with_nodes};
+use common::{Random, cpus, give, limit, on_nodes, pin};
 use pinfold::counter::PerCpuCounter;
 use pinfold::internal::arena::node_of;
 use pinfold::slab::KmemCache;
@@ -13,10 +13,6 @@ use std::ptr::NonNull;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-fn faked() -> bool {
-    std::env::var_os("PINFOLD_FAKE_NODES").is_some()
-}
-
 fn cache(size: usize) -> KmemCache {
     KmemCache::new("noded", Layout::from_size_align(size, 8).unwrap()).unwrap()
 }
@@ -25,17 +21,11 @@ fn node(object: NonNull<u8>) -> usize {
     node_of(object.as_ptr() as usize)
 }
 
-#[test]
-fn a_counter_before_the_first_cache_chooses_cpu_numbers() {
-    with_nodes(2, "counted_first");
-}
-
 /// A sheaf belongs to a CPU's node. A concurrency id has no node, so it must not select the sheaf,
 /// also if the process's first slow path is a counter's.
 #[test]
-#[ignore = "needs two nodes; run by a_counter_before_the_first_cache_chooses_cpu_numbers"]
-fn counted_first() {
-    if !faked() {
+fn a_counter_before_the_first_cache_chooses_cpu_numbers() {
+    if !on_nodes(2, "a_counter_before_the_first_cache_chooses_cpu_numbers") {
         return;
     }
     let counter = PerCpuCounter::new();
@@ -50,13 +40,7 @@ fn counted_first() {
 
 #[test]
 fn objects_are_of_the_node_asked_for() {
-    with_nodes(2, "asked_for");
-}
-
-#[test]
-#[ignore = "needs two nodes; run by objects_are_of_the_node_asked_for"]
-fn asked_for() {
-    if !faked() {
+    if !on_nodes(2, "objects_are_of_the_node_asked_for") {
         return;
     }
     let cache = cache(256);
@@ -66,10 +50,7 @@ fn asked_for() {
             .chain((0..3000).map(|_| cache.alloc_node(wanted).unwrap()))
             .collect();
         assert!(objects.iter().all(|&object| node(object) == wanted));
-        for object in objects {
-            // SAFETY: the object came from this cache and is not used afterwards.
-            unsafe { cache.free(object) };
-        }
+        give(&cache, objects);
         cache.validate().unwrap();
     }
     assert!(cache.alloc_node_exact(2).is_none());
@@ -79,13 +60,7 @@ fn asked_for() {
 
 #[test]
 fn runs_may_come_before_caches() {
-    with_nodes(2, "runs_first");
-}
-
-#[test]
-#[ignore = "needs two nodes; run by runs_may_come_before_caches"]
-fn runs_first() {
-    if !faked() {
+    if !on_nodes(2, "runs_may_come_before_caches") {
         return;
     }
     let run =
@@ -105,13 +80,7 @@ fn runs_first() {
 
 #[test]
 fn remote_objects_go_home_in_batches() {
-    with_nodes(2, "go_home");
-}
-
-#[test]
-#[ignore = "needs two nodes; run by remote_objects_go_home_in_batches"]
-fn go_home() {
-    if !faked() || cpus() < 2 {
+    if !on_nodes(2, "remote_objects_go_home_in_batches") || cpus() < 2 {
         return;
     }
     goes_home(cache(64));
@@ -138,23 +107,14 @@ fn goes_home(cache: KmemCache) {
     let local: Vec<_> = (0..COUNT).map(|_| cache.alloc().unwrap()).collect();
     let foreign = local.iter().filter(|&&object| node(object) == 1).count();
     assert!(foreign <= 2 * statistics.sheaf_capacity, "{foreign}");
-    for object in local {
-        // SAFETY: the object came from this cache and is not used afterwards.
-        unsafe { cache.free(object) };
-    }
+    give(&cache, local);
     cache.validate().unwrap();
     cache.destroy().unwrap();
 }
 
 #[test]
 fn another_node_helps_out() {
-    with_nodes(2, "helps_out");
-}
-
-#[test]
-#[ignore = "needs two nodes; run by another_node_helps_out"]
-fn helps_out() {
-    if !faked() {
+    if !on_nodes(2, "another_node_helps_out") {
         return;
     }
     let cache = cache(1024);
@@ -165,12 +125,7 @@ fn helps_out() {
     // SAFETY: the objects came from this cache and are not used afterwards.
     unsafe { cache.free_bulk(&first) };
     let mut objects = Vec::with_capacity(200_000);
-    let little = libc::rlimit {
-        rlim_cur: 1,
-        rlim_max: libc::RLIM_INFINITY,
-    };
-    // SAFETY: `little` lives through the call.
-    unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const little) };
+    limit(libc::RLIMIT_DATA, 1);
     while let Some(object) = cache.alloc_node_exact(0) {
         objects.push(object);
     }
@@ -182,23 +137,14 @@ fn helps_out() {
     assert!(objects[own..].iter().all(|&object| node(object) == 1));
     let helped = (objects.len() - own) as u64;
     assert!(helped > 0 && cache.statistics().alloc_node_mismatch == helped);
-    for object in objects {
-        // SAFETY: the object came from this cache and is not used afterwards.
-        unsafe { cache.free(object) };
-    }
+    give(&cache, objects);
     cache.validate().unwrap();
     cache.destroy().unwrap();
 }
 
 #[test]
 fn threads_of_two_nodes_exchange_objects() {
-    with_nodes(2, "exchange");
-}
-
-#[test]
-#[ignore = "needs two nodes; run by threads_of_two_nodes_exchange_objects"]
-fn exchange() {
-    if !faked() {
+    if !on_nodes(2, "threads_of_two_nodes_exchange_objects") {
         return;
     }
     let cache = cache(128);

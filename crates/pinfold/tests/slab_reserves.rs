@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Random, stay_on_one_cpu};
+use common::{Random, in_child, limit, stay_on_one_cpu};
 use pinfold::slab::{KmemCache, MemPool};
 use std::alloc::Layout;
 use std::collections::HashSet;
@@ -21,29 +21,11 @@ fn cache(name: &str, size: usize) -> KmemCache {
 /// Runs `f` in a child that can neither map nor commit more memory, and fails unless `f` returns
 /// true.
 fn without_memory(f: impl FnOnce() -> bool) {
-    // SAFETY: the child uses only its caches, and leaves by `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let none = libc::rlimit {
-            // Not 0: for valgrind's sake, the kernel treats a data limit of 0 as no limit.
-            rlim_cur: 1,
-            rlim_max: libc::RLIM_INFINITY,
-        };
-        // The alarm ends a child that waits without end.
-        // SAFETY: `none` lives through the call, and `alarm` has no preconditions.
-        unsafe {
-            libc::alarm(30);
-            // Not RLIMIT_AS, under which pages that are already reserved could still be committed.
-            libc::setrlimit(libc::RLIMIT_DATA, &raw const none);
-        }
-        let fine = f();
-        // SAFETY: `_exit` has no preconditions.
-        unsafe { libc::_exit(i32::from(!fine)) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is a live integer that the kernel may write to.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0);
+    in_child(30, || {
+        // Not RLIMIT_AS, under which pages that are already reserved could still be committed.
+        limit(libc::RLIMIT_DATA, 1);
+        f()
+    });
 }
 
 /// Allocates objects until the cache has none, and links them through their first words. Returns
@@ -210,19 +192,7 @@ fn waiting_takes_from_the_reserve() {
 /// frees. The threads start before the memory runs out.
 #[test]
 fn waiting_threads_are_woken() {
-    // SAFETY: the child uses only its caches and its own threads, and leaves by `_exit`.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        // SAFETY: `alarm` has no preconditions.
-        unsafe { libc::alarm(30) };
-        let fine = contend();
-        // SAFETY: `_exit` has no preconditions.
-        unsafe { libc::_exit(i32::from(!fine)) };
-    }
-    let mut status = 0;
-    // SAFETY: `status` is a live integer that the kernel may write to.
-    unsafe { libc::waitpid(child, &raw mut status, 0) };
-    assert_eq!(status, 0);
+    in_child(30, contend);
 }
 
 fn contend() -> bool {
@@ -250,12 +220,7 @@ fn contend() -> bool {
         while ready.load(Relaxed) < 3 {
             std::thread::yield_now();
         }
-        let little = libc::rlimit {
-            rlim_cur: 1,
-            rlim_max: libc::RLIM_INFINITY,
-        };
-        // SAFETY: `little` lives through the call.
-        unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const little) };
+        limit(libc::RLIMIT_DATA, 1);
         exhaust(&cache);
         ready.fetch_add(1, Relaxed);
     });

@@ -1,13 +1,13 @@
 //! Reads machines that are made up as trees of files.
 
 use pinfold::internal::topology_below;
-use pinfold::topology::{CpuSet, ListError, NodeId, Topology};
+use pinfold::topology::{CpuSet, ListError, NodeId, Topology, TopologyError};
 use proptest::prelude::*;
 use std::fs;
 use std::io::Write;
-use std::path::Path;
+use tempfile::TempDir;
 
-fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
+fn machine(files: &[(&str, &str)]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for (file, text) in files {
         let path = root.path().join(file);
@@ -17,8 +17,12 @@ fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
     root
 }
 
-fn bytes(root: &Path) -> &[u8] {
-    root.as_os_str().as_encoded_bytes()
+fn try_read(root: &TempDir) -> Result<Topology, TopologyError> {
+    topology_below(root.path().as_os_str().as_encoded_bytes())
+}
+
+fn read(root: &TempDir) -> Topology {
+    try_read(root).unwrap()
 }
 
 const CPU: &str = "sys/devices/system/cpu";
@@ -36,8 +40,7 @@ fn sparse_and_memoryless_nodes() {
         (&format!("{NODE}/node8/cpulist"), "\n"),
         (&format!("{NODE}/node0/distance"), "10 21 32\n"),
     ]);
-    let root = bytes(root.path());
-    let topology = topology_below(root).unwrap();
+    let topology = read(&root);
     assert_eq!(topology.nodes.to_string(), "0,2,8");
     assert_eq!(topology.with_memory.to_string(), "2,8");
     assert_eq!(topology.possible.len(), 16);
@@ -53,8 +56,7 @@ fn sparse_and_memoryless_nodes() {
 #[test]
 fn a_machine_without_numa_has_one_node() {
     let root = machine(&[(&format!("{CPU}/online"), "0-1\n")]);
-    let root = bytes(root.path());
-    let topology = topology_below(root).unwrap();
+    let topology = read(&root);
     assert_eq!(
         (topology.nodes.to_string(), topology.possible.len()),
         ("0".to_owned(), 2)
@@ -69,29 +71,18 @@ fn isolated_cpus_are_not_housekeeping() {
         (&format!("{CPU}/isolated"), "4-5\n"),
         (&format!("{CPU}/nohz_full"), "6-7\n"),
     ]);
-    let topology = topology_below(bytes(root.path())).unwrap();
+    let topology = read(&root);
     assert_eq!(topology.housekeeping().to_string(), "0-3");
     let root = machine(&[
         (&format!("{CPU}/online"), "0-1"),
         (&format!("{CPU}/nohz_full"), " (null)\n"),
     ]);
-    assert!(
-        topology_below(bytes(root.path()))
-            .unwrap()
-            .nohz_full
-            .is_empty()
-    );
+    assert!(read(&root).nohz_full.is_empty());
     let root = machine(&[
         (&format!("{CPU}/online"), "0-1"),
         (&format!("{CPU}/isolated"), "0-1\n"),
     ]);
-    assert_eq!(
-        topology_below(bytes(root.path()))
-            .unwrap()
-            .housekeeping()
-            .len(),
-        2
-    );
+    assert_eq!(read(&root).housekeeping().len(), 2);
 }
 
 #[test]
@@ -101,25 +92,13 @@ fn cgroups_restrict_the_allowed_cpus() {
         ("proc/self/cgroup", "0::/user/job\n"),
         ("sys/fs/cgroup/user/cpuset.cpus.effective", "2-3\n"),
     ]);
-    assert_eq!(
-        topology_below(bytes(unified.path()))
-            .unwrap()
-            .allowed
-            .to_string(),
-        "2-3"
-    );
+    assert_eq!(read(&unified).allowed.to_string(), "2-3");
     let old = machine(&[
         (&format!("{CPU}/online"), "0-7"),
         ("proc/self/cgroup", "5:cpu:/x\n4:cpuset:/job\n"),
         ("sys/fs/cgroup/cpuset/job/cpuset.effective_cpus", "7\n"),
     ]);
-    assert_eq!(
-        topology_below(bytes(old.path()))
-            .unwrap()
-            .allowed
-            .to_string(),
-        "7"
-    );
+    assert_eq!(read(&old).allowed.to_string(), "7");
 }
 
 #[test]
@@ -135,14 +114,11 @@ fn nonsense_is_an_error_and_missing_files_have_defaults() {
         "-",
     ] {
         let root = machine(&[(&format!("{CPU}/online"), text)]);
-        let error = topology_below(bytes(root.path())).unwrap_err();
+        let error = try_read(&root).unwrap_err();
         assert!(error.to_string().contains("cpu/online"), "{text}: {error}");
     }
     let root = machine(&[(&format!("{CPU}/online"), &"0,".repeat(100_000))]);
-    assert_eq!(
-        topology_below(bytes(root.path())).unwrap_err().what,
-        ListError::TooLarge
-    );
+    assert_eq!(try_read(&root).unwrap_err().what, ListError::TooLarge);
     let nothing = topology_below(b"/no/such/folder").unwrap();
     assert!(!nothing.possible.is_empty() && nothing.nodes.len() == 1);
     assert!(topology_below(&[b'a'; 5000]).is_ok());
@@ -157,7 +133,7 @@ fn empty_files_count_as_missing() {
             (&format!("{NODE}/online"), text),
             (&format!("{NODE}/has_memory"), text),
         ]);
-        let topology = topology_below(bytes(root.path())).unwrap();
+        let topology = read(&root);
         assert!(!topology.allowed.is_empty() && !topology.housekeeping().is_empty());
         assert_eq!(topology.allowed, topology.possible);
         assert_eq!(topology.with_memory.to_string(), "0");
@@ -177,7 +153,7 @@ fn a_list_in_several_reads_is_complete() {
         std::thread::sleep(std::time::Duration::from_millis(100));
         pipe.write_all(b"5,200\n")
     });
-    let topology = topology_below(bytes(root.path())).unwrap();
+    let topology = read(&root);
     assert_eq!(topology.online.to_string(), "0-15,200");
     writer.join().unwrap().unwrap();
 }
@@ -189,8 +165,7 @@ fn a_node_without_a_cpu_list_has_no_cpus() {
         (&format!("{NODE}/online"), "0-1\n"),
         (&format!("{NODE}/node1/cpulist"), &"4,".repeat(50_000)),
     ]);
-    let root = bytes(root.path());
-    let topology = topology_below(root).unwrap();
+    let topology = read(&root);
     assert!(topology.cpus_of(NodeId(0)).unwrap().is_empty());
     let error = topology.cpus_of(NodeId(1)).unwrap_err();
     assert_eq!(error.what, ListError::TooLarge);
@@ -205,7 +180,7 @@ fn a_cgroups_nonsense_is_an_error_and_its_empty_list_is_inherited() {
             ("proc/self/cgroup", "garbage\n::\n0::/job\n"),
             (cpuset, text),
         ]);
-        match (topology_below(bytes(root.path())), found) {
+        match (try_read(&root), found) {
             (Ok(topology), Some(cpus)) => assert_eq!(topology.allowed.to_string(), cpus),
             (Err(error), None) => assert!(error.to_string().contains("cpuset"), "{error}"),
             (other, _) => panic!("{text}: {other:?}"),
@@ -252,8 +227,7 @@ fn memory_of_a_node_is_read_from_its_meminfo() {
         (&file(1), "\nNode 1 MemTotal:       32000 kB\n"),
         (&file(2), "Node 2 MemFree:       32000 kB\n"),
     ]);
-    let path = root.path().as_os_str().as_encoded_bytes();
-    let machine = topology_below(path).unwrap();
+    let machine = read(&root);
     assert_eq!(machine.memory_of(NodeId(0)), 16_000 * 1024);
     assert_eq!(machine.memory_of(NodeId(1)), 32_000 * 1024);
     // Without a file, a node has its share of this machine's memory.

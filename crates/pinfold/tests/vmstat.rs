@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::again::passes;
-use common::{Random, pin, with_nodes};
+use common::again::alone;
+use common::{Random, on_nodes, pin};
 use pinfold::counter::CounterError;
 use pinfold::slab::KmemCache;
 use pinfold::topology::NodeId;
@@ -60,15 +60,11 @@ fn a_node_that_does_not_exist_has_no_counts() {
 
 #[test]
 fn settings_apply_also_if_zones_come_before_the_first_cache() {
-    passes("has_a_limit", |command| {
+    let name = "settings_apply_also_if_zones_come_before_the_first_cache";
+    let is_alone = alone(name, |command| {
         command.env("PINFOLD_MEMORY_LIMIT", "640M");
     });
-}
-
-#[test]
-#[ignore = "needs a limit; run by settings_apply_also_if_zones_come_before_the_first_cache"]
-fn has_a_limit() {
-    if std::env::var_os("PINFOLD_MEMORY_LIMIT").is_some() {
+    if is_alone {
         assert!(Zone::normal_of(NodeId(usize::MAX)).is_none());
         assert_eq!(pinfold::internal::arena::memory_limit(), Some(640 << 20));
     }
@@ -76,17 +72,11 @@ fn has_a_limit() {
 
 #[test]
 fn every_node_of_the_allocator_has_two_zones() {
-    for nodes in [2, 5] {
-        with_nodes(nodes, "made_up_nodes_have_two_zones_each");
-    }
-}
-
-#[test]
-#[ignore = "needs made-up nodes; run by every_node_of_the_allocator_has_two_zones"]
-fn made_up_nodes_have_two_zones_each() {
-    let Ok(nodes) = std::env::var("PINFOLD_FAKE_NODES") else {
+    let ran = [2, 5].map(|nodes| on_nodes(nodes, "every_node_of_the_allocator_has_two_zones"));
+    if ran == [false; 2] {
         return;
-    };
+    }
+    let nodes = std::env::var("PINFOLD_FAKE_NODES").unwrap();
     let nodes: usize = nodes.parse().unwrap();
     let pool: VmStat<Pool> = VmStat::new();
     for node in 0..nodes {

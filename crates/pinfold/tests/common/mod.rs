@@ -5,10 +5,14 @@ pub mod again;
 pub mod held;
 pub mod items;
 pub mod machine;
+pub mod reports;
 pub mod runs;
 pub mod timer;
 pub mod trace;
 
+use pinfold::slab::KmemCache;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A sequence of pseudorandom numbers, the same for the same seed.
@@ -47,6 +51,36 @@ pub fn stay_on_one_cpu() {
     pinfold::topology::set_affinity(&[cpu].into_iter().collect());
 }
 
+/// Allocates this many objects.
+pub fn take(cache: &KmemCache, count: usize) -> Vec<NonNull<u8>> {
+    (0..count).map(|_| cache.alloc().unwrap()).collect()
+}
+
+/// Frees objects.
+pub fn give(cache: &KmemCache, objects: impl IntoIterator<Item = NonNull<u8>>) {
+    for object in objects {
+        // SAFETY: the tests pass each object that they took from this cache once, except for
+        // planted faults, which the cache reports.
+        unsafe { cache.free(object) };
+    }
+}
+
+/// Asserts that `text` contains each of `words`.
+#[track_caller]
+pub fn assert_has(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "no {word:?} in {text}");
+    }
+}
+
+/// Returns a field of `/proc/self/status`, in bytes.
+pub fn status(field: &str) -> usize {
+    let text = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = text.lines().find(|line| line.starts_with(field)).unwrap();
+    let kilobytes = line.split_ascii_whitespace().nth(1).unwrap();
+    kilobytes.parse::<usize>().unwrap() << 10
+}
+
 /// Returns a number from the environment, for long runs of a test.
 pub fn from_environment(name: &str, default: u64) -> u64 {
     let value = std::env::var(name).ok();
@@ -62,12 +96,46 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Runs the ignored test `name` with this number of made-up nodes.
+/// Returns true in a process of the test `name` with this number of made-up nodes. Elsewhere, runs
+/// the test in such a process.
 #[track_caller]
-pub fn with_nodes(nodes: usize, name: &str) -> String {
-    again::passes(name, |command| {
+pub fn on_nodes(nodes: usize, name: &str) -> bool {
+    again::alone(name, |command| {
         command.env("PINFOLD_FAKE_NODES", nodes.to_string());
     })
+}
+
+/// Runs `f` in a forked child, which must return true there. An alarm ends the child after
+/// `seconds`, because it may wait for a thread or a lock that does not exist in it.
+#[track_caller]
+pub fn in_child(seconds: u32, f: impl FnOnce() -> bool) {
+    // SAFETY: the child uses only what works after a fork: the memory that it has, system calls,
+    // and Pinfold. It leaves by `_exit`.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0, "{}", std::io::Error::last_os_error());
+    if child == 0 {
+        // SAFETY: `alarm` has no preconditions.
+        unsafe { libc::alarm(seconds) };
+        let fine = catch_unwind(AssertUnwindSafe(f)).unwrap_or(false);
+        // SAFETY: `_exit` has no preconditions.
+        unsafe { libc::_exit(i32::from(!fine)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is a live integer that the kernel may write to.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "the child failed: {status:#x}");
+}
+
+/// Sets this process's limit on a resource, which can be raised again.
+///
+/// For valgrind's sake, the kernel treats a limit of 0 on data as no limit, so tests set 1.
+pub fn limit(resource: libc::__rlimit_resource_t, bytes: u64) {
+    let limit = libc::rlimit {
+        rlim_cur: bytes,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the kernel reads `limit` during the call.
+    unsafe { libc::setrlimit(resource, &raw const limit) };
 }
 
 /// Makes the kernel answer `errno` to these system calls of this thread from now on.
