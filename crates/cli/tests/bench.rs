@@ -1,11 +1,13 @@
 //! `pinfold bench` in small runs: the output, and what is refused. The tests do not judge speed.
 
 mod runs;
+mod texts;
 
 use runs::*;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
+use texts::assert_has;
 
 const VMSTAT: &str = "vmstat --rounds 3 --calls 500";
 const SLAB: &str = "slab --rounds 2 --calls 150 --size 64,4096";
@@ -225,10 +227,7 @@ fn tables_name_rounds_threads_and_combinations() {
     let text = output(VMSTAT);
     assert!(text.contains("500 x masked-signals"), "{text}");
     let text = output(&format!("{COUNTER} --mmap no"));
-    assert!(
-        text.contains("3 threads, amount 32768, no mmap, summing"),
-        "{text}"
-    );
+    assert_has(&text, &["3 threads, amount 32768, no mmap, summing"]);
     // The baseline is compared with itself.
     assert!(
         text.lines()

@@ -93,7 +93,7 @@ fn a_report_is_one_file_that_needs_nothing_else() {
     // Two plots where the document has comparable ones, else one.
     let plots = names.iter().filter(|name| *name == "svg").count();
     assert_eq!(plots, if cpus() > 1 { 8 } else { 7 });
-    for text in [
+    for words in [
         "prefers-color-scheme: dark",
         "@media print",
         "This run had --quick",
@@ -105,7 +105,7 @@ fn a_report_is_one_file_that_needs_nothing_else() {
         "per-CPU memory by",
         "memory nodes",
     ] {
-        assert!(html.contains(text), "{text}");
+        assert!(html.contains(words), "{words}: {html}");
     }
     // Each figure of this machine that a meaning names was found among the rows.
     for line in html
@@ -153,11 +153,11 @@ fn a_benchmark_that_cannot_run_says_why_and_the_others_run() {
     assert_eq!(elements(&html).1, PARTS);
     let jitter = html.split("<section id=\"jitter\">").nth(1).unwrap();
     let jitter = jitter.split("</section>").next().unwrap();
-    for text in [
+    for words in [
         "Not measured here: this process may use only CPU ",
         "about 200,000",
     ] {
-        assert!(jitter.contains(text), "{jitter}");
+        assert!(jitter.contains(words), "{words}: {jitter}");
     }
 }
 

@@ -4,20 +4,18 @@
 //! names.
 
 mod program;
+mod texts;
 
-use program::{Program, ROLE, RUN, in_role};
+use program::{Program, ROLE, RUN, eventually, in_role};
 use serde_json::Value;
 use std::hint::black_box;
 use std::process::Command;
 use std::sync::mpsc::sync_channel;
 use std::thread::{self, sleep};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How long a program in a role lives, if no test ends it.
 const LIFE: Duration = Duration::from_secs(60);
-/// How long a test waits for what must happen.
-const PATIENCE: Duration = Duration::from_secs(40);
-
 /// Does what the environment asks for. Does nothing as a test.
 #[test]
 fn role() {
@@ -35,12 +33,7 @@ fn role() {
 }
 
 fn pin(cpu: usize) {
-    // SAFETY: the set is a value of this function.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
+    pinfold::topology::set_affinity(&[cpu].into_iter().collect());
 }
 
 /// Allocates on CPU 0 and frees on CPU 1.
@@ -62,11 +55,7 @@ fn cross() {
 fn doctor(words: &[&str]) -> (String, String, Option<i32>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
     let output = command.arg("doctor").args(words).output().unwrap();
-    (
-        String::from_utf8_lossy(&output.stdout).into_owned(),
-        String::from_utf8_lossy(&output.stderr).into_owned(),
-        output.status.code(),
-    )
+    texts::of(output)
 }
 
 /// Starts a program with variables.
@@ -115,11 +104,9 @@ fn a_missing_shepherd_is_a_problem_for_a_program_with_threads() {
     assert!(advice.contains("PINFOLD_SHEPHERD=off"), "{advice}");
     for setting in ["auto", "on"] {
         let program = start("sleeps", &[("PINFOLD_SHEPHERD", setting)]);
-        let end = Instant::now() + PATIENCE;
-        while verdict(&program, "shepherd").0 {
-            assert!(Instant::now() < end, "no shepherd with {setting}");
-            sleep(Duration::from_millis(50));
-        }
+        eventually(&format!("no shepherd with {setting}"), || {
+            !verdict(&program, "shepherd").0
+        });
         let (_, found, _) = verdict(&program, "shepherd");
         assert!(found.starts_with("there"), "{setting}: {found}");
     }

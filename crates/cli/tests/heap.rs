@@ -4,17 +4,19 @@
 //! names.
 
 mod program;
+mod served;
+mod texts;
 
-use program::{Program, ROLE, RUN, in_role};
+use program::{Program, ROLE, RUN, eventually, in_role};
 use serde_json::Value;
+use served::Server;
 use std::fs;
 use std::hint::black_box;
-use std::io::{BufRead, Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Output};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use texts::assert_has;
 
 /// How long a test waits for what must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -173,10 +175,7 @@ fn a_program_leaves_a_profile_whose_first_function_holds_the_memory() {
     );
 
     let text = heap(&["dump", &file, "--top", "5"]);
-    assert!(
-        text.contains("estimated from") && text.contains("FLAT%"),
-        "{text}"
-    );
+    assert_has(&text, &["estimated from", "FLAT%"]);
     assert!(heap(&["dump", &file, "--stacks", "1"]).contains("keeps_a_quarter"));
 }
 
@@ -295,10 +294,7 @@ fn leaks_are_reported_at_the_end() {
         let mut command = run(options, "ends");
         let report = output(command.env("PINFOLD_HEAP", "16k")).stderr;
         let report = String::from_utf8(report).unwrap();
-        assert!(
-            report.contains("in use, in about") && report.contains("keeps_a_quarter"),
-            "{report}"
-        );
+        assert_has(&report, &["in use, in about", "keeps_a_quarter"]);
     }
 }
 
@@ -330,52 +326,22 @@ fn a_running_process_is_profiled_from_outside() {
     let running = Program::start(&mut run(&[], "stays"));
     let pid = running.pid();
     let without = refused(&["dump", &pid]);
-    assert!(
-        without.contains("no heap profile") && without.contains("heap start"),
-        "{without}"
-    );
+    assert_has(&without, &["no heap profile", "heap start"]);
     assert!(refused(&["stop", &pid]).contains("no heap profile that is on"));
 
     let started = heap(&["start", &pid, "--interval", "32k", "--timeout", "50"]);
     assert!(started.contains("a sample for each 32.0 KiB"), "{started}");
-    let begin = Instant::now();
-    let in_use = || {
-        heap_json(&["dump", &pid])["samples_in_use"]
-            .as_u64()
-            .unwrap()
-    };
-    while in_use() < 10 {
-        assert!(begin.elapsed() < PATIENCE, "no samples for a minute");
-        sleep(Duration::from_millis(50));
-    }
+    eventually("no samples for a minute", || {
+        heap_json(&["dump", &pid])["samples_in_use"].as_u64() >= Some(10)
+    });
     assert!(heap(&["dump", &pid, "--stacks", "3"]).contains("keeps_a_quarter"));
 
-    let page = served(&pid);
-    assert!(
-        page.starts_with("HTTP/1.1 200") && page.contains("heap.pb.gz"),
-        "{page}"
-    );
+    let page = Server::start(1000, &[&pid]).get("/debug/pprof/heap");
+    assert!(page.starts_with("HTTP/1.1 200"), "{page}");
+    assert_has(&page, &["heap.pb.gz"]);
     assert!(heap(&["stop", &pid, "--timeout", "50"]).contains("samples no more"));
     // What was sampled stays known.
     heap(&["dump", &pid]);
-}
-
-/// Returns the answer of `pinfold serve` to a request for the heap profile.
-fn served(pid: &str) -> String {
-    let mut server = Program::of(pinfold().args(["serve", "--listen", "127.0.0.1:0", pid]));
-    let mut line = String::new();
-    server.lines.read_line(&mut line).unwrap();
-    let address = line
-        .trim()
-        .strip_prefix("serving at http://")
-        .unwrap()
-        .trim_end_matches('/');
-    let mut stream = TcpStream::connect(address).unwrap();
-    let request = "GET /debug/pprof/heap HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    String::from_utf8_lossy(&answer).into_owned()
 }
 
 #[test]

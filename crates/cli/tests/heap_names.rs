@@ -4,6 +4,8 @@
 //! Each profile here is a file, made as a process writes it. So its list of mappings can say
 //! anything.
 
+mod texts;
+
 use pinfold::internal::profile::{HEAP_MAGIC, HEAP_VERSION, Head, RECORDS_AT, Record};
 use std::fs;
 use std::io::{Read, Write};
@@ -14,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use texts::assert_has;
 
 /// Much longer than any of these commands takes, on a slow machine too.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -118,6 +121,13 @@ fn finish(command: &mut Command) -> Output {
     child.wait_with_output().unwrap()
 }
 
+fn pipe_in(folder: &TempDir) -> PathBuf {
+    let pipe = folder.path().join("pipe");
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
+    pipe
+}
+
 fn own() -> PathBuf {
     std::env::current_exe().unwrap().canonicalize().unwrap()
 }
@@ -165,19 +175,9 @@ fn links_and_pipes_under_a_mapping_are_not_opened() {
     let link = folder.path().join("link");
     std::os::unix::fs::symlink(own(), &link).unwrap();
     let text = Profile::of_function(&link, 0).text(&[]);
-    assert!(
-        text.contains("no names from") && text.contains("link+0x"),
-        "{text}"
-    );
+    assert_has(&text, &["no names from", "link+0x"]);
 
-    let pipe = folder.path().join("pipe");
-    assert!(
-        Command::new("mkfifo")
-            .arg(&pipe)
-            .status()
-            .unwrap()
-            .success()
-    );
+    let pipe = pipe_in(&folder);
     let about = fs::metadata(&pipe).unwrap();
     let maps = mapping(&pipe, about.dev(), about.ino());
     let text = Profile::new(START + 100, &maps, 10).text(&[]);
@@ -223,14 +223,7 @@ fn a_dash_is_standard_output() {
 #[test]
 fn a_pipe_without_a_reader_is_refused() {
     let profile = Profile::of_function(&own(), 0);
-    let pipe = profile.folder.path().join("pipe");
-    assert!(
-        Command::new("mkfifo")
-            .arg(&pipe)
-            .status()
-            .unwrap()
-            .success()
-    );
+    let pipe = pipe_in(&profile.folder);
     let output = profile.dump(&["-o", pipe.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(2));
     let error = String::from_utf8(output.stderr).unwrap();
@@ -241,9 +234,7 @@ fn a_pipe_without_a_reader_is_refused() {
 #[test]
 fn profiles_are_read_from_regular_files_and_standard_input() {
     let profile = Profile::of_function(&own(), 0);
-    let pipe = profile.folder.path().join("pipe");
-    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
-    assert!(made.success());
+    let pipe = pipe_in(&profile.folder);
     let pipe = pipe.to_str().unwrap();
     let dump = |arguments: &[&str], input: Stdio| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
@@ -328,9 +319,7 @@ fn a_profile_that_could_not_be_written_is_refused_before_the_start() {
     ] {
         let (status, out, error) = said(&format!("{plant} \"$1.$$\""), "");
         assert_eq!((status, &out[..]), (Some(2), ""), "{plant}: {error}");
-        for word in [why, file, "remove it"] {
-            assert!(error.contains(word), "{plant}: {error}");
-        }
+        assert_has(&error, &[why, file, "remove it"]);
     }
     let (status, out, error) = said("echo > \"$1.$$\"", "");
     assert_eq!((status, &out[..]), (Some(0), "ran\n"), "{error}");

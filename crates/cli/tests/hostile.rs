@@ -23,6 +23,7 @@
 mod elf;
 #[path = "hostile/fakes.rs"]
 mod fakes;
+mod filter;
 #[path = "hostile/impostors.rs"]
 mod impostors;
 #[path = "hostile/neighbour.rs"]

@@ -1,7 +1,10 @@
 //! `pinfold jitter` in small runs: the output, and what is refused. The tests do not judge speed.
 
+mod texts;
+
 use assert_cmd::Command;
 use serde_json::Value;
+use texts::assert_has;
 
 fn jitter(line: &str) -> std::process::Output {
     let mut command = Command::cargo_bin("pinfold").unwrap();
@@ -93,10 +96,7 @@ fn a_plot_is_drawn() {
     let output = jitter(&format!("--seconds 0.2 --plot {}", file.display()));
     assert_eq!(output.status.code(), Some(0));
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        text.contains("local-worker") && text.contains("from other CPUs"),
-        "{text}"
-    );
+    assert_has(&text, &["local-worker", "from other CPUs"]);
     let picture = std::fs::read_to_string(file).unwrap();
     assert!(picture.starts_with("<svg") && picture.contains("pinfold"));
 }
@@ -120,12 +120,10 @@ fn without_the_right_to_it_the_real_time_loop_is_left_out() {
         return;
     }
     assert_eq!(output.status.code(), Some(0), "{error}");
-    assert!(
-        error.contains("fifo is left out, because the loop may not have the policy SCHED_FIFO"),
-        "{error}"
+    assert_has(
+        &error,
+        &["fifo is left out, because the loop may not have the policy SCHED_FIFO"],
     );
-    assert!(
-        text.contains("\npinfold ") && !text.contains("\nfifo "),
-        "{text}"
-    );
+    assert!(!text.contains("\nfifo "), "{text}");
+    assert_has(&text, &["\npinfold "]);
 }

@@ -4,17 +4,20 @@
 //! names.
 
 mod program;
+mod served;
+mod texts;
 
-use program::{Program, ROLE, in_shell, work};
+use program::{Program, ROLE, fork_child, in_shell, work};
 use serde_json::Value;
+use served::Server;
 use std::fs;
 use std::hint::black_box;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
+use texts::assert_has;
 
 /// How long a program in a role lives, if no test ends it.
 const LIFE: Duration = Duration::from_secs(60);
@@ -33,24 +36,12 @@ fn role() {
             // SAFETY: nothing uses a descriptor from 3 on afterwards.
             unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
         }
-        "forks" => fork_child(),
+        "forks" => _ = fork_child("child", || work(LIFE)),
         _ => panic!("there is no role {role}"),
     }
     println!("ready {}", std::process::id());
     sleep(LIFE);
     drop(black_box(kept));
-}
-
-/// Starts a child that allocates all the time. Prints its number.
-fn fork_child() {
-    // SAFETY: only the child's own thread runs in it, and it uses nothing that another thread of
-    // the parent may have locked: Pinfold's malloc takes its locks for a fork.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        work(LIFE);
-        std::process::exit(0);
-    }
-    println!("child {child}");
 }
 
 fn pinfold() -> Command {
@@ -84,11 +75,7 @@ fn start(role: &str) -> Program {
 /// Runs the command. Returns its output, its errors, and its exit status.
 fn run(words: &[&str]) -> (String, String, Option<i32>) {
     let output = pinfold().args(words).output().unwrap();
-    (
-        String::from_utf8_lossy(&output.stdout).into_owned(),
-        String::from_utf8_lossy(&output.stderr).into_owned(),
-        output.status.code(),
-    )
+    texts::of(output)
 }
 
 fn json(words: &[&str]) -> Value {
@@ -252,31 +239,12 @@ fn a_program_that_may_have_no_segment_runs_without_one() {
     }
 }
 
-/// Sends a request, and returns the response.
-fn response(address: &str, request: &str) -> String {
-    let mut stream = TcpStream::connect(address).unwrap();
-    let request = format!("{request} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut response = String::new();
-    stream.read_to_string(&mut response).unwrap();
-    response
-}
-
 #[test]
 fn numbers_are_served_over_http_until_the_process_ends() {
     let program = start("sleeps");
     let pid = program.pid();
-    let mut serve = pinfold()
-        .args(["serve", "--listen", "127.0.0.1:0", &pid])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    let mut lines = BufReader::new(serve.stdout.take().unwrap());
-    lines.read_line(&mut line).unwrap();
-    let address = line.trim().strip_prefix("serving at http://").unwrap();
-    let address = address.trim_end_matches('/');
-    let metrics = response(address, "GET /metrics");
+    let mut server = Server::start(1000, &[&pid]);
+    let metrics = server.get("/metrics");
     assert!(metrics.starts_with("HTTP/1.1 200"), "{metrics}");
     let held = format!("pinfold_held_bytes{{pid=\"{pid}\"");
     let held = metrics
@@ -286,22 +254,20 @@ fn numbers_are_served_over_http_until_the_process_ends() {
     let held: u64 = held.rsplit(' ').next().unwrap().parse().unwrap();
     assert!(held >= 3_000_000, "{metrics}");
     assert!(metrics.contains("cache=\"kmalloc-03072\""), "{metrics}");
-    assert!(
-        metrics.contains("process_resident_memory_bytes{"),
-        "{metrics}"
-    );
-    let status = response(address, "GET /status.json");
+    assert_has(&metrics, &["process_resident_memory_bytes{"]);
+    let status = server.get("/status.json");
     let status: Value = serde_json::from_str(status.split_once("\r\n\r\n").unwrap().1).unwrap();
     let shown = &status["processes"][0];
     assert_eq!(shown["sum"]["held"], held);
     for value in [&shown["cpus"][0][1], &shown["nodes"][0]["used"]] {
         assert!(value.as_u64() > Some(0), "{shown}");
     }
-    assert!(response(address, "GET /").contains("<title>Pinfold</title>"));
-    assert!(response(address, "GET /other").starts_with("HTTP/1.1 404"));
-    assert!(response(address, "POST /metrics").starts_with("HTTP/1.1 405"));
+    assert!(server.get("/").contains("<title>Pinfold</title>"));
+    assert!(server.get("/other").starts_with("HTTP/1.1 404"));
+    let posted = server.answer("POST /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert!(posted.unwrap().starts_with("HTTP/1.1 405"));
     drop(program);
-    assert!(serve.wait().unwrap().success());
+    assert!(server.await_end().success());
 }
 
 #[test]
@@ -311,10 +277,7 @@ fn top_prints_one_picture_as_text() {
     let (text, error, code) = run(&["top", "--once", "--sort", "size", &pid]);
     assert_eq!(code, Some(0), "{error}");
     assert_eq!(text.lines().count(), 24);
-    assert!(
-        text.contains("= reserved") && text.contains("*SIZE"),
-        "{text}"
-    );
+    assert_has(&text, &["= reserved", "*SIZE"]);
     let (text, ..) = run(&["top", "--once", "--delay", "0.05"]);
     assert!(text.contains(&program.pid()), "{text}");
     let (_, error, code) = run(&["top", &program.pid()]);

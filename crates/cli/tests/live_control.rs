@@ -3,11 +3,14 @@
 //! The programs are this test itself, run by `pinfold run` in a role that an environment variable
 //! names.
 
+mod filter;
 mod program;
 mod shown;
+mod texts;
 
+use filter::install;
 use pinfold::internal::segment::{Answer, Code, HEAP_START, Mailbox, Request};
-use program::{Program, ROLE, RUN, in_role};
+use program::{Program, ROLE, RUN, eventually, fork_child, in_role};
 use serde_json::Value;
 use shown::pinfold as run;
 use std::fs;
@@ -19,11 +22,10 @@ use std::ptr::null_mut;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use texts::assert_has;
 
 /// How long a program in a role lives, if no test ends it.
 const LIFE: Duration = Duration::from_secs(180);
-/// How long a test waits for what must happen.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// How long after its fork a child enters its sandbox. A request is open for longer.
 const LATE: Duration = Duration::from_millis(700);
 
@@ -38,16 +40,16 @@ fn role() {
     let rests = || std::thread::spawn(|| sleep(LIFE));
     let thread = (role == "frees on demand").then(rests);
     if role == "forks" {
-        fork_child("child", || {});
-        fork_child("filtered", || install(&mut filter_of_new_calls()));
-        fork_child("limited", forbid_large_files);
+        fork_working("child", || {});
+        fork_working("filtered", || install(&filter_of_new_calls(), 0).unwrap());
+        fork_working("limited", forbid_large_files);
     }
     if role == "forks into a late sandbox" {
-        fork_child("child", || {
+        fork_working("child", || {
             // The child does not look in this time, because it does not allocate.
-            let mut filter = filter_of_new_calls();
+            let filter = filter_of_new_calls();
             sleep(LATE);
-            install(&mut filter);
+            install(&filter, 0).unwrap();
         });
     }
     println!("ready");
@@ -68,17 +70,12 @@ fn role() {
     drop(black_box(blocks));
 }
 
-/// Starts a child that first calls `prepare` and then allocates all the time. Prints its number.
-fn fork_child(word: &str, prepare: fn()) {
-    // SAFETY: only the child's own thread runs in it, and it uses nothing that another thread of
-    // the parent may have locked: Pinfold's malloc takes its locks for a fork.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
+/// Starts a child that first calls `prepare` and then allocates all the time.
+fn fork_working(word: &str, prepare: fn()) {
+    fork_child(word, || {
         prepare();
         work();
-        std::process::exit(0);
-    }
-    println!("{word} {child}");
+    });
 }
 
 /// Allocates and frees, with pauses. Frees a block of 2 MiB each time.
@@ -115,51 +112,13 @@ fn forbid_large_files() {
 
 /// Returns a filter that has the kernel end a process at system calls that malloc does not make.
 fn filter_of_new_calls() -> Vec<libc::sock_filter> {
-    let statement = |code: u32, jt, jf, k| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
-    let jump = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let mut filter = vec![statement(
-        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
-        0,
-        0,
-        0,
-    )];
-    for call in [
+    let calls = [
         libc::SYS_memfd_create,
         libc::SYS_getpid,
         libc::SYS_sysinfo,
         libc::SYS_membarrier,
-    ] {
-        filter.push(statement(jump, 0, 1, call as u32));
-        let kill = libc::SECCOMP_RET_KILL_PROCESS;
-        filter.push(statement(libc::BPF_RET | libc::BPF_K, 0, 0, kill));
-    }
-    filter.push(statement(
-        libc::BPF_RET | libc::BPF_K,
-        0,
-        0,
-        libc::SECCOMP_RET_ALLOW,
-    ));
-    filter
-}
-
-/// Puts this process into a filter. Allocates nothing.
-fn install(filter: &mut [libc::sock_filter]) {
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_mut_ptr(),
-    };
-    // SAFETY: `program` refers to `filter`, which the kernel copies.
-    let set = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        let mode = libc::SECCOMP_MODE_FILTER;
-        libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program)
-    };
-    assert_eq!(set, 0);
+    ];
+    filter::filter(&calls, libc::SECCOMP_RET_KILL_PROCESS)
 }
 
 /// Starts a program in a role.
@@ -192,15 +151,6 @@ fn value(pid: &str, name: &str) -> Value {
 fn is_alive(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status"));
     status.is_ok_and(|status| !status.contains("State:\tZ"))
-}
-
-/// Waits until `is_so` returns true.
-fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}");
-        sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]
@@ -266,10 +216,7 @@ fn a_process_that_never_looks_is_named_with_what_would_help() {
     let program = start("sleeps");
     let (out, error, code) = run(&["trim", &program.pid(), "--timeout", "0.2"]);
     assert_eq!((out.as_str(), code), ("", Some(2)));
-    assert!(
-        error.contains(&program.pid()) && error.contains("--timeout"),
-        "{error}"
-    );
+    assert_has(&error, &[&program.pid(), "--timeout"]);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! variable names.
 
 mod program;
+mod texts;
 
 use pinfold::counter::{EventCounter, PerCpuCounter};
 use pinfold::internal::segment::{COUNTERS, ShowError, hide, show, show_set};
@@ -14,6 +15,7 @@ use std::hint::black_box;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+use texts::assert_has;
 
 #[global_allocator]
 static ALLOCATOR: pinfold_malloc::Pinfold = pinfold_malloc::Pinfold;
@@ -106,11 +108,7 @@ fn check_refusals() {
 fn pinfold(words: &[&str]) -> (String, String, Option<i32>) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pinfold"));
     let output = command.args(words).output().unwrap();
-    (
-        String::from_utf8_lossy(&output.stdout).into_owned(),
-        String::from_utf8_lossy(&output.stderr).into_owned(),
-        output.status.code(),
-    )
+    texts::of(output)
 }
 
 /// Starts a program and waits until it is ready.
@@ -236,10 +234,8 @@ fn a_process_without_counters_is_told_how_to_show_them() {
     }
     let _ = program.kill();
     let _ = program.wait();
-    assert!(
-        out.is_empty() && error.contains("pinfold_counter_show"),
-        "{error}"
-    );
+    assert!(out.is_empty(), "{error}");
+    assert_has(&error, &["pinfold_counter_show"]);
     assert_eq!(pinfold(&["vmstat", "0"]).2, Some(2));
 }
 

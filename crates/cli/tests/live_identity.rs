@@ -5,6 +5,7 @@
 
 mod program;
 mod shown;
+mod texts;
 
 use program::{Program, ROLE, RUN, in_role, work};
 use shown::pinfold as run;
@@ -12,6 +13,7 @@ use std::fs;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use texts::assert_has;
 
 /// How long a program in a role lives, if no test ends it.
 const LIFE: Duration = Duration::from_secs(60);
@@ -66,10 +68,7 @@ fn a_program_that_starts_another_one_is_not_shown_for_it() {
     drop(program.process.stdin.take());
     let error = std::io::read_to_string(stat.process.stderr.take().unwrap()).unwrap();
     assert_eq!(stat.process.wait().unwrap().code(), Some(2));
-    assert!(
-        error.contains(&pid) && error.contains("another program"),
-        "{error}"
-    );
+    assert_has(&error, &[&pid, "another program"]);
 }
 
 #[test]

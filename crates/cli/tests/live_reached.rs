@@ -10,7 +10,7 @@ mod shown;
 use pinfold::internal::segment::{Mailbox, Request, SET};
 use pinfold_malloc::changeable;
 use pinfold_rseq::Backend;
-use program::{Program, ROLE, RUN, in_role};
+use program::{Program, ROLE, RUN, eventually, fork_child, in_role};
 use serde_json::Value;
 use shown::pinfold as run;
 use std::fs::{self, File};
@@ -39,16 +39,16 @@ fn role() {
     match role.as_str() {
         "sleeps" => ready(),
         "has idle children" => {
-            fork_child("closed", || {
+            fork_waiting("closed", || {
                 // SAFETY: nothing uses a descriptor from 3 on afterwards.
                 unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
             });
-            fork_child("strict", || {
+            fork_waiting("strict", || {
                 // SAFETY: from here on, this process only reads the pipe of its standard input.
                 unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_STRICT) };
             });
-            let parent = fork_child("parent", || {
-                fork_child("orphan", || {});
+            let parent = fork_waiting("parent", || {
+                fork_waiting("orphan", || {});
                 // SAFETY: ends this process without its exit handlers.
                 unsafe { libc::_exit(0) };
             });
@@ -74,7 +74,7 @@ fn role() {
         "has a child without rights" => {
             let parent = std::process::id();
             let inherited = Inherited::find();
-            fork_child("child", move || {
+            fork_waiting("child", move || {
                 drop_rights();
                 println!("reached {}", inherited.ask(parent));
                 ready();
@@ -105,16 +105,11 @@ fn wait() {
 }
 
 /// Starts a child that calls `prepare` and then waits. Prints and returns its number.
-fn fork_child(word: &str, prepare: impl FnOnce()) -> libc::pid_t {
-    // SAFETY: only the child's own thread runs in it, and it uses nothing that another thread of
-    // the parent may have locked: Pinfold's malloc takes its locks for a fork.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
+fn fork_waiting(word: &str, prepare: impl FnOnce()) -> libc::pid_t {
+    fork_child(word, || {
         prepare();
         wait();
-    }
-    println!("{word} {child}");
-    child
+    })
 }
 
 /// What a child inherits of its parent's mailbox.
@@ -259,11 +254,9 @@ fn programs_of_fast_calls_are_profiled_and_stopped() {
             assert_eq!(code, Some(0), "{role}: {words:?}: {error}");
         };
         done(&["heap", "start", &pid, "--interval", "32k"]);
-        let end = Instant::now() + PATIENCE;
-        while json(&["heap", "dump", &pid])["heap"]["samples"].as_u64() == Some(0) {
-            assert!(Instant::now() < end, "{role}: no samples");
-            sleep(Duration::from_millis(50));
-        }
+        eventually(&format!("{role}: no samples"), || {
+            json(&["heap", "dump", &pid])["heap"]["samples"].as_u64() != Some(0)
+        });
         // With a sample for each GiB, only the closed path has the program look.
         done(&["heap", "start", &pid, "--interval", "1g"]);
         done(&["heap", "stop", &pid]);

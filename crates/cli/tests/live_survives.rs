@@ -4,11 +4,13 @@
 //! `PINFOLD_TEST_SECONDS` says how long the random test runs, `PINFOLD_TEST_PROCESSES` how many
 //! processes the last test starts.
 
+mod served;
+
 use pinfold::internal::segment::Segment;
+use served::Server;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Read;
 use std::mem::offset_of;
-use std::net::TcpStream;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command, Stdio};
@@ -100,50 +102,14 @@ fn survives(words: &[&str], case: &str) {
     assert!(ended_well, "{words:?}: {status}: {error}: {case}");
 }
 
-/// `pinfold serve` for all processes.
-struct Server {
-    serve: Killed,
-    address: String,
-}
-
-impl Server {
-    fn start() -> Server {
-        let serve = pinfold(&["serve", "--listen", "127.0.0.1:0"])
-            .stdout(Stdio::piped())
-            .spawn();
-        let mut serve = Killed(serve.unwrap());
-        let mut line = String::new();
-        BufReader::new(serve.0.stdout.take().unwrap())
-            .read_line(&mut line)
-            .unwrap();
-        let address = line.trim().strip_prefix("serving at http://").unwrap();
-        Server {
-            serve,
-            address: address.trim_end_matches('/').to_owned(),
-        }
-    }
-
-    /// Returns the answer to a request for `path`.
-    fn get(&mut self, path: &str, case: &str) -> String {
-        let mut text = String::new();
-        let mut ask = || {
-            let mut stream = TcpStream::connect(&self.address)?;
-            stream.set_read_timeout(Some(PATIENCE))?;
-            let host = &self.address;
-            write!(
-                stream,
-                "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n"
-            )?;
-            stream.read_to_string(&mut text)
-        };
-        let asked = ask();
-        let status = self.serve.0.try_wait().unwrap();
-        assert!(
-            status.is_none() && asked.is_ok(),
-            "{asked:?} {status:?}: {case}"
-        );
-        assert!(text.starts_with("HTTP/1.1 200"), "{text}: {case}");
-        text
+/// Returns the server's answer to a request for `path`, which it must serve.
+fn get(server: &mut Server, path: &str, case: &str) -> String {
+    let answer = server.answer(&served::get(path, ""));
+    let status = server.child.try_wait().unwrap();
+    let is_well = |text: &str| status.is_none() && text.starts_with("HTTP/1.1 200");
+    match answer {
+        Ok(text) if is_well(&text) => text,
+        other => panic!("{other:?} {status:?}: {case}"),
     }
 }
 
@@ -227,7 +193,7 @@ fn random_and_cut_segments_end_no_command() {
     let whole = segment_of(program.0.id()).unwrap();
     let own = std::process::id();
     let pid = own.to_string();
-    let mut server = Server::start();
+    let mut server = Server::start(1000, &[]);
     let seed = Instant::now().elapsed().as_nanos() as u64
         ^ std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
     let mut random = Random(seed | 1);
@@ -252,8 +218,8 @@ fn random_and_cut_segments_end_no_command() {
             survives(&["top", "--once", "--delay", "0.01", &pid], &case);
             survives(&["top", "--once", "--delay", "0.01"], &case);
             survives(&["trim", &pid, "--timeout", "0.01"], &case);
-            server.get("/metrics", &case);
-            server.get("/status.json", &case);
+            get(&mut server, "/metrics", &case);
+            get(&mut server, "/status.json", &case);
             // The file changes while a command reads it.
             let reader = std::thread::spawn({
                 let (pid, case) = (pid.clone(), case.clone());
@@ -326,9 +292,9 @@ fn many_processes_are_listed_and_served() {
         .and_then(|rest| rest.split(' ').next());
     let shown: usize = shown.unwrap().parse().unwrap();
     assert!(shown >= count, "{top}");
-    let mut server = Server::start();
+    let mut server = Server::start(1000, &[]);
     let begin = Instant::now();
-    let metrics = server.get("/metrics", "many");
+    let metrics = get(&mut server, "/metrics", "many");
     println!(
         "a scrape with {count} processes: {:?}, {} bytes",
         begin.elapsed(),

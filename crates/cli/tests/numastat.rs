@@ -1,10 +1,12 @@
 //! `pinfold numastat`.
 
 mod shown;
+mod texts;
 
 use shown::{command, json, machine, numbers, pinfold};
 use std::fs;
 use std::process::Stdio;
+use texts::assert_has;
 
 #[test]
 fn pages_of_processes_are_counted_by_node() {
@@ -27,10 +29,7 @@ fn pages_of_processes_are_counted_by_node() {
         2,
         "{out}"
     );
-    assert!(
-        out.contains("Node 0") && out.contains(&format!("PID {own}")),
-        "{out}"
-    );
+    assert_has(&out, &["Node 0", &format!("PID {own}")]);
     let answer = json(&["numastat", "--json", &own]);
     let process = &answer["numastat"][0];
     let total: u64 = numbers(&process["total"]).iter().sum();
@@ -108,10 +107,8 @@ fn errors_say_why_a_process_cannot_be_shown() {
     assert!(out.contains("PID 7 (a) (b)"), "{out}");
     write("proc/7/numa_maps", "1000 default N0=1\n");
     let (_, error, code) = numastat();
-    assert!(
-        code == Some(2) && error.contains("process 7") && error.contains("Linux 3.19"),
-        "{error}"
-    );
+    assert_eq!(code, Some(2), "{error}");
+    assert_has(&error, &["process 7", "Linux 3.19"]);
 }
 
 #[test]

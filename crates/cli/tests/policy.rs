@@ -3,10 +3,12 @@
 
 mod filter;
 mod shown;
+mod texts;
 
 use filter::forbid;
 use shown::{command, json, machine, numbers, pinfold, said, works};
 use std::path::Path;
+use texts::assert_has;
 
 /// The system calls of memory policies.
 const CALLS: [libc::c_long; 3] = [
@@ -126,15 +128,10 @@ fn flags_nodes_and_homes_are_explained() {
         );
     }
     let (out, ..) = on(root.path(), &["--from", "2", "local"]);
-    assert!(
-        out.contains("node    2    2") && out.contains("by a CPU of node 2"),
-        "{out}"
-    );
+    assert_has(&out, &["node    2    2", "by a CPU of node 2"]);
     let (_, error, code) = on(root.path(), &["--from", "9", "local"]);
-    assert!(
-        code == Some(2) && error.contains("no such node") && error.contains("0-4"),
-        "{error}"
-    );
+    assert_eq!(code, Some(2), "{error}");
+    assert_has(&error, &["no such node", "0-4"]);
 }
 
 #[test]
@@ -227,10 +224,8 @@ fn the_variables_policy_is_explained() {
     assert!(code == Some(1) && out.contains("no home node"), "{out}");
     // The argument takes precedence over the variable.
     let (out, ..) = with("bind:0-x", &["policy", "local"]);
-    assert!(
-        out.contains("policy      local\n") && !out.contains("PINFOLD"),
-        "{out}"
-    );
+    assert!(!out.contains("PINFOLD"), "{out}");
+    assert_has(&out, &["policy      local\n"]);
     for (policy, words) in [
         ("bind:0-x", "PINFOLD_POLICY is not understood"),
         ("bind:0", "PINFOLD_POLICY is understood: bind:0"),
@@ -241,19 +236,14 @@ fn the_variables_policy_is_explained() {
     if works() {
         let (out, error, code) = with("interleave:0", &["policy"]);
         assert_eq!((error.as_str(), code), ("", Some(0)));
-        assert!(
-            out.contains("policy      interleave:0\n") && out.contains("from PINFOLD_POLICY"),
-            "{out}"
-        );
+        assert_has(&out, &["policy      interleave:0\n", "from PINFOLD_POLICY"]);
         // `run` sets the policy itself, so it applies even without the library.
         let script = "cat /proc/self/numa_maps; echo ${PINFOLD_POLICY-unset}";
         let mut plain = command(&["run", "--", "env", "-u", "LD_PRELOAD", "sh", "-c", script]);
         plain.env("PINFOLD_POLICY", "interleave:0");
         let (maps, _, code) = said(plain);
-        assert!(
-            code == Some(0) && maps.contains(" interleave:0 ") && maps.ends_with("\nunset\n"),
-            "{maps}"
-        );
+        assert!(code == Some(0) && maps.ends_with("\nunset\n"), "{maps}");
+        assert_has(&maps, &[" interleave:0 "]);
     }
 }
 
@@ -315,10 +305,8 @@ fn errors_about_the_longest_arguments_are_short() {
         assert!(error.len() < 1000 && error.contains(name), "{error}");
     }
     let (_, error, code) = pinfold(&["policy", &long]);
-    assert!(
-        code == Some(2) && error.contains("8192") && error.len() < 1000,
-        "{error}"
-    );
+    assert!(code == Some(2) && error.len() < 1000, "{error}");
+    assert_has(&error, &["8192"]);
 }
 
 #[test]
@@ -333,16 +321,15 @@ fn forbidden_calls_are_named_and_nothing_starts() {
             let (out, error, code) =
                 filtered(&["run", "--policy", "bind:0", "--", "echo", "started"]);
             assert_eq!((out.as_str(), code), ("", Some(2)), "{error}");
-            for words in ["set_mempolicy", word, "filter", "Nothing was started"] {
-                assert!(error.contains(words), "{words}: {error}");
-            }
+            assert_has(
+                &error,
+                &["set_mempolicy", word, "filter", "Nothing was started"],
+            );
             let (out, error, code) = filtered(&["run", "--", "echo", "started"]);
             assert_eq!((out.as_str(), code), ("started\n", Some(0)), "{error}");
             let (out, _, code) = filtered(&["policy", "bind:0"]);
-            assert!(
-                code == Some(1) && out.contains("rejects it") && out.contains(word),
-                "{out}"
-            );
+            assert_eq!(code, Some(1), "{out}");
+            assert_has(&out, &["rejects it", word]);
             let (out, ..) = filtered(&["doctor"]);
             let line = out.lines().find(|line| line.starts_with("memory policies"));
             let line = line.unwrap_or_default();
@@ -351,10 +338,8 @@ fn forbidden_calls_are_named_and_nothing_starts() {
         let mut own = command(&["policy"]);
         forbid(&mut own, &CALLS, errno);
         let (_, error, code) = said(own);
-        assert!(
-            code == Some(1) && error.contains("get_mempolicy") && error.contains(word),
-            "{error}"
-        );
+        assert_eq!(code, Some(1), "{error}");
+        assert_has(&error, &["get_mempolicy", word]);
     }
 }
 
@@ -400,8 +385,8 @@ fn doctor_reports_the_policy() {
         .lines()
         .find(|line| line.starts_with("memory policies"))
         .unwrap();
-    assert!(
-        line.contains("can be set; this process's policy is bind:0; it may use node"),
-        "{line}"
+    assert_has(
+        line,
+        &["can be set; this process's policy is bind:0; it may use node"],
     );
 }

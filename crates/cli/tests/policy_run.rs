@@ -1,8 +1,10 @@
 //! `pinfold run --policy` and `PINFOLD_POLICY`, in the programs that are started.
 
 mod shown;
+mod texts;
 
 use shown::{command, pinfold, said, works};
+use texts::assert_has;
 
 #[test]
 fn programs_inherit_the_policy() {
@@ -22,16 +24,11 @@ fn programs_inherit_the_policy() {
         // The policy applies to child processes and to their children.
         let script = "sh -c 'cat /proc/self/numa_maps; echo $PINFOLD_POLICY'";
         let maps = policies("bind=static:0", &["sh", "-c", script]);
-        assert!(
-            maps.contains(" bind=static:0 ") && maps.ends_with("\n\n"),
-            "{maps}"
-        );
+        assert!(maps.ends_with("\n\n"), "{maps}");
+        assert_has(&maps, &[" bind=static:0 "]);
         let pinfold = assert_cmd::cargo::cargo_bin("pinfold");
         let own = policies("prefer (many):0", &[pinfold.to_str().unwrap(), "policy"]);
-        assert!(
-            own.contains("policy      prefer (many):0\n") && own.contains("in effect"),
-            "{own}"
-        );
+        assert_has(&own, &["policy      prefer (many):0\n", "in effect"]);
     }
     // --policy replaces PINFOLD_POLICY, even an invalid one. The program does not see the variable.
     for other in ["interleave:0", "nonsense"] {
@@ -45,10 +42,8 @@ fn programs_inherit_the_policy() {
         ]);
         both.env("PINFOLD_POLICY", other);
         let (maps, ..) = said(both);
-        assert!(
-            maps.contains(" bind:0 ") && !maps.contains("interleave"),
-            "{maps}"
-        );
+        assert!(!maps.contains("interleave"), "{maps}");
+        assert_has(&maps, &[" bind:0 "]);
     }
 }
 
@@ -72,10 +67,8 @@ fn the_variable_is_followed_and_checked() {
     ] {
         let (out, error, code) = with(policy);
         assert_eq!((out.as_str(), code), ("", Some(2)), "{error}");
-        assert!(
-            error.starts_with("pinfold: PINFOLD_POLICY: ") && error.contains(words),
-            "{error}"
-        );
+        assert!(error.starts_with("pinfold: PINFOLD_POLICY: "), "{error}");
+        assert_has(&error, &[words]);
         let advice = "\nNothing was started; correct PINFOLD_POLICY or unset it.\n";
         assert!(error.ends_with(advice), "{error}");
     }
@@ -98,10 +91,7 @@ fn missing_nodes_are_an_error_before_the_program_starts() {
         let (out, error, code) = pinfold(&all);
         assert_eq!((out.as_str(), code), ("", Some(2)));
         let missing = "--policy: nodes 1022-1023 are not there; this machine has node";
-        assert!(
-            error.contains(missing) && error.contains("Nothing was started"),
-            "{error}"
-        );
+        assert_has(&error, &[missing, "Nothing was started"]);
     }
     let (_, error, code) = pinfold(&["run", "--policy", "bind:0@0", "--", "true"]);
     assert!(code == Some(2) && error.contains("no home node"), "{error}");

@@ -3,6 +3,7 @@
 
 mod program;
 mod served;
+mod texts;
 
 use program::{Program, ROLE, RUN, in_role};
 use served::{PATIENCE, Server, get};
@@ -12,6 +13,7 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use texts::assert_has;
 
 /// Acts as a program. Does nothing as a test.
 #[test]
@@ -121,10 +123,7 @@ fn names_are_escaped_once() {
     let server = Server::start(1000, &[&program.number("says").to_string()]);
     let name = "a\\\"b\\\\c\\\\u001bd";
     let metrics = server.get("/metrics");
-    assert!(
-        metrics.contains(&format!(",process=\"{name}\"}} ")),
-        "{metrics}"
-    );
+    assert_has(&metrics, &[&format!(",process=\"{name}\"}} ")]);
     let status = server.get("/status.json");
     assert!(status.contains(&format!("\"name\":\"{name}\"")), "{status}");
 }
@@ -200,14 +199,14 @@ fn other_sites_get_nothing() {
         let answer = answer.unwrap();
         let expected = format!("HTTP/1.1 {status} ");
         assert!(answer.starts_with(&expected), "{path} {headers}: {answer}");
-        for header in [
+        for words in [
             "X-Content-Type-Options: nosniff",
             "Cross-Origin-Resource-Policy: same-origin",
             "Referrer-Policy: no-referrer",
             "Cache-Control: no-store",
             "Content-Security-Policy: default-src 'none'; script-src 'self'",
         ] {
-            assert!(answer.contains(header), "{answer}");
+            assert!(answer.contains(words), "{words}: {answer}");
         }
     }
 }
@@ -257,10 +256,7 @@ fn the_format_is_the_one_that_the_client_asks_for() {
         assert_eq!(answer.contains("# UNIT "), is_open);
         let family =
             ["pinfold_returned_bytes_total", "pinfold_returned_bytes"][usize::from(is_open)];
-        assert!(
-            answer.contains(&format!("\n# TYPE {family} counter\n")),
-            "{answer}"
-        );
+        assert_has(&answer, &[&format!("\n# TYPE {family} counter\n")]);
         assert!(answer.contains("\npinfold_returned_bytes_total{pid="));
     }
 }

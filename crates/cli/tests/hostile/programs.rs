@@ -1,6 +1,7 @@
 //! Attacks by programs that run on Pinfold.
 
 use crate::fakes;
+use crate::filter;
 use crate::neighbour::{FOLDER, ROLE, announce, die_with_parent, life, ready, skip, stay};
 use pinfold::internal::segment::{Mailbox, Request, TRIM};
 use std::ffi::{CStr, OsStr};
@@ -47,43 +48,13 @@ pub fn set_name(name: &[u8]) {
 
 /// Has the kernel end this process at system calls that malloc does not make.
 fn enter_filter() {
-    let statement = |code: u32, jt, jf, k| libc::sock_filter {
-        code: code as u16,
-        jt,
-        jf,
-        k,
-    };
-    let (load, end) = (
-        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
-        libc::BPF_RET | libc::BPF_K,
-    );
-    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let mut filter = vec![statement(load, 0, 0, 0)];
-    for call in [
+    let calls = [
         libc::SYS_memfd_create,
         libc::SYS_getpid,
         libc::SYS_membarrier,
-    ] {
-        filter.push(statement(equal, 0, 1, call as u32));
-        filter.push(statement(end, 0, 0, libc::SECCOMP_RET_KILL_PROCESS));
-    }
-    filter.push(statement(end, 0, 0, libc::SECCOMP_RET_ALLOW));
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_mut_ptr(),
-    };
-    // SAFETY: `program` refers to `filter`, which the kernel copies.
-    let set = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        libc::syscall(
-            libc::SYS_seccomp,
-            libc::SECCOMP_SET_MODE_FILTER,
-            // For all threads.
-            libc::SECCOMP_FILTER_FLAG_TSYNC,
-            &raw const program,
-        )
-    };
-    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+    ];
+    let filter = filter::filter(&calls, libc::SECCOMP_RET_KILL_PROCESS);
+    filter::install(&filter, libc::SECCOMP_FILTER_FLAG_TSYNC).unwrap();
 }
 
 /// Forks a process with one thread that does `act` and ends. Returns its number.

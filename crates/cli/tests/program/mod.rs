@@ -49,6 +49,29 @@ pub fn work(life: Duration) {
     }
 }
 
+/// Starts a child that does `act` and ends. Prints its number behind `word`, and returns it.
+pub fn fork_child(word: &str, act: impl FnOnce()) -> libc::pid_t {
+    // SAFETY: only the child's own thread runs in it, and it uses nothing that another thread of
+    // the parent may have locked: Pinfold's malloc takes its locks for a fork.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        act();
+        std::process::exit(0);
+    }
+    println!("{word} {child}");
+    child
+}
+
+/// Waits until `is_so` returns true, for a minute at most.
+#[track_caller]
+pub fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}");
+        sleep(Duration::from_millis(20));
+    }
+}
+
 /// A program. Ends when this value is dropped, and the children that it has named with it.
 pub struct Program {
     pub process: Child,
