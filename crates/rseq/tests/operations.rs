@@ -2,13 +2,15 @@
 //!
 //! The backend is the one that `PINFOLD_RSEQ` selects.
 
+mod storm;
+
 use pinfold_rseq::{
-    Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, backend, decided, fence, init, possible,
+    Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, backend, fence, init, possible,
 };
 use std::array::from_fn;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use storm::{choose, cpus, pin};
 
 const WORD: usize = UNIT_HEADER;
 const COUNTER: usize = UNIT_HEADER + 8;
@@ -18,14 +20,6 @@ const LIMIT: usize = UNIT_HEADER + 24;
 /// A word from which a pop subtracts, and what it holds at first.
 const COUNTDOWN: usize = UNIT_HEADER + 32;
 const ROOM: u64 = 1 << 40;
-
-/// Chooses the backend. Waits while another test's thread chooses.
-fn choose() {
-    init(Index::Cid);
-    while !decided() {
-        std::thread::yield_now();
-    }
-}
 
 /// Returns a table with a unit for every index, each with an empty stack for `capacity` items.
 fn table(capacity: usize) -> &'static Units {
@@ -203,7 +197,6 @@ fn a_storm_neither_loses_nor_doubles_a_token() {
         assert!((0..1000).any(|_| unsafe { units.push(WORD, (token * 8) as *mut u8) }));
     }
     let stop = AtomicBool::new(false);
-    let timer = Storm::start(Duration::from_micros(100));
     let [counted, bounded, popped] = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..8u64)
             .map(|seed| {
@@ -213,20 +206,14 @@ fn a_storm_neither_loses_nor_doubles_a_token() {
                 })
             })
             .collect();
-        // Goes on for longer on a busy machine that emulates the CPUs.
-        let begin = Instant::now();
-        while begin.elapsed() < Duration::from_secs(2)
-            || HANDLED.load(Ordering::SeqCst) <= 100 && begin.elapsed() < Duration::from_secs(60)
-        {
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        scope.spawn(|| storm::storm(on_signal, &stop));
+        storm::wait(&HANDLED);
         stop.store(true, Ordering::Relaxed);
         workers
             .into_iter()
             .map(|worker| worker.join().unwrap())
             .fold([0; 3], |sums, counts| from_fn(|at| sums[at] + counts[at]))
     });
-    drop(timer);
     assert!(
         HANDLED.load(Ordering::SeqCst) > 100,
         "too few signals arrived"
@@ -348,68 +335,6 @@ extern "C" fn on_signal(_: libc::c_int) {
             });
             place.expect("there are more places than tokens");
         }
-    }
-}
-
-/// A thread that sends SIGUSR1 to the process again and again. The kernel delivers each signal to a
-/// running thread.
-struct Storm {
-    stop: std::sync::Arc<AtomicBool>,
-    thread: Option<std::thread::JoinHandle<()>>,
-}
-
-impl Storm {
-    fn start(every: Duration) -> Storm {
-        // SAFETY: the handler is async-signal-safe. It only runs operations and writes to atomics.
-        unsafe {
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_signal as *const () as usize;
-            action.sa_flags = libc::SA_RESTART;
-            libc::sigaction(libc::SIGUSR1, &raw const action, null_mut());
-        }
-        let stop = std::sync::Arc::new(AtomicBool::new(false));
-        let seen = stop.clone();
-        let thread = std::thread::spawn(move || {
-            // SAFETY: `set` is a valid signal set. The call blocks the signal for this thread only,
-            // so that the workers get it.
-            unsafe {
-                let mut set: libc::sigset_t = std::mem::zeroed();
-                libc::sigaddset(&raw mut set, libc::SIGUSR1);
-                libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, null_mut());
-            }
-            while !seen.load(Ordering::Relaxed) {
-                let next = Instant::now() + every;
-                // SAFETY: the process has a handler for the signal.
-                unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
-                std::thread::sleep(next.saturating_duration_since(Instant::now()));
-            }
-        });
-        Storm {
-            stop,
-            thread: Some(thread),
-        }
-    }
-}
-
-impl Drop for Storm {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap();
-    }
-}
-
-fn cpus() -> usize {
-    // SAFETY: `sysconf` has no preconditions. The affinity would not do, because `pin` changes it.
-    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize }
-}
-
-/// Moves the thread to the `nth` CPU. Does nothing if the system does not allow it.
-fn pin(nth: usize) {
-    // SAFETY: `cpu_set_t` consists of integers, so zeroes are valid, and the call gets its size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(nth, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
     }
 }
 

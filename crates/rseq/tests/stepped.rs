@@ -1,7 +1,10 @@
 //! A tracer that steps through a critical section gets to its end.
 
-use pinfold_rseq::{Index, STACK_ALIGN, UNIT_HEADER, Units, decided, init, possible};
+mod storm;
+
+use pinfold_rseq::{STACK_ALIGN, UNIT_HEADER, Units, possible};
 use std::ptr::null_mut;
+use storm::choose;
 
 const STACK: usize = UNIT_HEADER;
 const WORD: usize = UNIT_HEADER + 8;
@@ -12,10 +15,7 @@ const STEPS: u32 = 400_000;
 fn table() -> &'static Units {
     #[repr(align(1024))]
     struct Block([*mut u8; STACK_ALIGN / 8]);
-    init(Index::Cid);
-    while !decided() {
-        std::thread::yield_now();
-    }
+    choose();
     let units: &'static Units = Box::leak(Box::new(Units::new()));
     for index in 0..possible() {
         let block = Box::leak(Box::new(Block([null_mut(); STACK_ALIGN / 8])));

@@ -3,13 +3,13 @@
 //!
 //! The backend is the one that `PINFOLD_RSEQ` selects.
 
-use pinfold_rseq::{
-    Append, Index, RING_SLOTS, RING_TAIL, UNIT_HEADER, Units, decided, init, possible,
-};
+mod storm;
+
+use pinfold_rseq::{Append, Index, RING_SLOTS, RING_TAIL, UNIT_HEADER, Units, init, possible};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
-use std::time::{Duration, Instant};
+use storm::{choose, cpus, pin};
 
 const WORD: usize = UNIT_HEADER;
 const PAIR: usize = UNIT_HEADER + 16;
@@ -27,10 +27,7 @@ struct Unit([u64; UNIT / 8]);
 
 /// Returns a table with a zeroed unit for every index.
 fn table() -> &'static Units {
-    init(Index::Cid);
-    while !decided() {
-        std::thread::yield_now();
-    }
+    choose();
     let units: &'static Units = Box::leak(Box::new(Units::new()));
     for index in 0..possible() {
         let unit = Box::leak(Box::new(Unit([0; UNIT / 8])));
@@ -42,21 +39,6 @@ fn table() -> &'static Units {
 fn word(units: &Units, index: usize, offset: usize) -> &AtomicU64 {
     // SAFETY: every index has a unit of `UNIT` bytes.
     unsafe { &*units.unit(index).add(offset).cast() }
-}
-
-/// Moves the thread to the `nth` CPU. Does nothing if the system does not allow it.
-fn pin(nth: usize) {
-    // SAFETY: `cpu_set_t` consists of integers, so zeroes are valid, and the call gets its size.
-    unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(nth, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
-    }
-}
-
-fn cpus() -> usize {
-    // SAFETY: `sysconf` has no preconditions.
-    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize }
 }
 
 #[test]
@@ -186,13 +168,8 @@ fn a_storm_neither_loses_nor_doubles() {
             })
             .collect();
         let reader = scope.spawn(|| read_rings(units, &stop));
-        let storm = scope.spawn(|| storm(&stop));
-        let begin = Instant::now();
-        while begin.elapsed() < Duration::from_secs(2)
-            || HANDLED.load(SeqCst) <= 100 && begin.elapsed() < Duration::from_secs(60)
-        {
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let storm = scope.spawn(|| storm::storm(on_signal, &stop));
+        storm::wait(&HANDLED);
         stop.store(true, Relaxed);
         storm.join().unwrap();
         for worker in workers {
@@ -377,21 +354,5 @@ extern "C" fn on_signal(_: libc::c_int) {
                 .find(empty)
                 .expect("more places than items");
         }
-    }
-}
-
-/// Sends a signal to the process every 100 microseconds until `stop`.
-fn storm(stop: &AtomicBool) {
-    // SAFETY: the handler is async-signal-safe. It only runs operations and writes to atomics.
-    unsafe {
-        let mut action: libc::sigaction = std::mem::zeroed();
-        action.sa_sigaction = on_signal as *const () as usize;
-        action.sa_flags = libc::SA_RESTART;
-        libc::sigaction(libc::SIGUSR1, &raw const action, null_mut());
-    }
-    while !stop.load(Relaxed) {
-        // SAFETY: the process has a handler for the signal.
-        unsafe { libc::kill(libc::getpid(), libc::SIGUSR1) };
-        std::thread::sleep(Duration::from_micros(100));
     }
 }
