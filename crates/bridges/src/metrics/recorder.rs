@@ -126,50 +126,31 @@ impl PinfoldRecorder {
     }
 }
 
+/// Defines the functions of [`Recorder`] for each kind of metric.
+macro_rules! kinds {
+    ($($describe:ident, $register:ident, $tree:ident, $kind:ident;)*) => {$(
+        fn $describe(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
+            lock(&self.0.registry).describe(key.as_str(), unit, description.into_owned());
+        }
+
+        fn $register(&self, key: &Key, _: &Metadata<'_>) -> ::metrics::$kind {
+            let tree = &self.0.$tree;
+            let handles = tree.find(key).unwrap_or_else(|| {
+                let Metric::$kind(metric) = self.metric(key, Kind::$kind) else {
+                    unreachable!("the registry returns a metric of this kind")
+                };
+                tree.insert(key, Handles::new(metric))
+            });
+            ::metrics::$kind::from_arc(handles.here())
+        }
+    )*};
+}
+
 impl Recorder for PinfoldRecorder {
-    fn describe_counter(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
-        lock(&self.0.registry).describe(key.as_str(), unit, description.into_owned());
-    }
-
-    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
-        lock(&self.0.registry).describe(key.as_str(), unit, description.into_owned());
-    }
-
-    fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, description: SharedString) {
-        lock(&self.0.registry).describe(key.as_str(), unit, description.into_owned());
-    }
-
-    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> ::metrics::Counter {
-        let counters = &self.0.counters;
-        let handles = counters.find(key).unwrap_or_else(|| {
-            let Metric::Counter(metric) = self.metric(key, Kind::Counter) else {
-                unreachable!("a counter was asked for")
-            };
-            counters.insert(key, Handles::new(metric))
-        });
-        ::metrics::Counter::from_arc(handles.here())
-    }
-
-    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> ::metrics::Gauge {
-        let gauges = &self.0.gauges;
-        let handles = gauges.find(key).unwrap_or_else(|| {
-            let Metric::Gauge(metric) = self.metric(key, Kind::Gauge) else {
-                unreachable!("a gauge was asked for")
-            };
-            gauges.insert(key, Handles::new(metric))
-        });
-        ::metrics::Gauge::from_arc(handles.here())
-    }
-
-    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> ::metrics::Histogram {
-        let histograms = &self.0.histograms;
-        let handles = histograms.find(key).unwrap_or_else(|| {
-            let Metric::Histogram(metric) = self.metric(key, Kind::Histogram) else {
-                unreachable!("a histogram was asked for")
-            };
-            histograms.insert(key, Handles::new(metric))
-        });
-        ::metrics::Histogram::from_arc(handles.here())
+    kinds! {
+        describe_counter, register_counter, counters, Counter;
+        describe_gauge, register_gauge, gauges, Gauge;
+        describe_histogram, register_histogram, histograms, Histogram;
     }
 }
 

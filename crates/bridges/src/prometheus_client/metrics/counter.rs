@@ -1,5 +1,6 @@
 //! The module `prometheus_client::metrics::counter`, counting per CPU.
 
+use super::store::{Store, metric};
 use crate::kinds::FloatSum;
 use ::prometheus_client::encoding::{EncodeCounterValue, EncodeMetric, MetricEncoder, NoLabelSet};
 use ::prometheus_client::metrics::{MetricType, TypedMetric};
@@ -35,17 +36,17 @@ pub struct Counter<N: CounterValue = u64, A = AtomicU64> {
 impl<N: CounterValue, A> Counter<N, A> {
     /// Adds 1.
     pub fn inc(&self) {
-        N::add(&self.store, N::ONE);
+        self.store.add(N::Store::ONE);
     }
 
     /// Adds `v`.
     pub fn inc_by(&self, v: N) {
-        N::add(&self.store, v);
+        self.store.add(v);
     }
 
     /// Returns the count, summed over the CPUs.
     pub fn get(&self) -> N {
-        N::value(&self.store)
+        self.store.value()
     }
 }
 
@@ -62,97 +63,19 @@ impl<N: CounterValue, A> Counter<N, A> {
 /// add_all(&seconds, &[0.25, 0.5]);
 /// assert_eq!(seconds.get(), 0.75);
 /// ```
-pub trait CounterValue: EncodeCounterValue + fmt::Debug + Copy + private::Sealed {
+pub trait CounterValue: EncodeCounterValue + fmt::Debug + Copy {
     #[doc(hidden)]
-    type Store: Send + Sync + 'static;
-    #[doc(hidden)]
-    const ONE: Self;
-    #[doc(hidden)]
-    fn zero() -> Self::Store;
-    #[doc(hidden)]
-    fn add(store: &Self::Store, amount: Self);
-    #[doc(hidden)]
-    fn value(store: &Self::Store) -> Self;
-}
-
-mod private {
-    pub trait Sealed {}
-    impl Sealed for u64 {}
-    impl Sealed for f64 {}
+    type Store: Store<Self>;
 }
 
 impl CounterValue for u64 {
     type Store = EventCounter;
-    const ONE: u64 = 1;
-
-    fn zero() -> EventCounter {
-        EventCounter::new()
-    }
-
-    #[inline]
-    fn add(store: &EventCounter, amount: u64) {
-        store.add(amount);
-    }
-
-    fn value(store: &EventCounter) -> u64 {
-        store.sum()
-    }
 }
 
 impl CounterValue for f64 {
     type Store = FloatSum;
-    const ONE: f64 = 1.0;
-
-    fn zero() -> FloatSum {
-        FloatSum::default()
-    }
-
-    #[inline]
-    fn add(store: &FloatSum, amount: f64) {
-        store.add(amount);
-    }
-
-    fn value(store: &FloatSum) -> f64 {
-        store.value()
-    }
 }
 
-impl<N: CounterValue, A> Clone for Counter<N, A> {
-    fn clone(&self) -> Self {
-        Counter {
-            store: Arc::clone(&self.store),
-            atomic: PhantomData,
-        }
-    }
-}
-
-impl<N: CounterValue, A> Default for Counter<N, A> {
-    fn default() -> Self {
-        Counter {
-            store: Arc::new(N::zero()),
-            atomic: PhantomData,
-        }
-    }
-}
-
-impl<N: CounterValue, A> fmt::Debug for Counter<N, A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Counter")
-            .field("value", &self.get())
-            .finish()
-    }
-}
-
-impl<N: CounterValue, A> TypedMetric for Counter<N, A> {
-    const TYPE: MetricType = MetricType::Counter;
-}
-
-impl<N: CounterValue, A> EncodeMetric for Counter<N, A> {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        encoder.encode_counter::<NoLabelSet, _, u64>(&self.get(), None)
-    }
-
-    fn metric_type(&self) -> MetricType {
-        Self::TYPE
-    }
-}
+metric!(Counter, CounterValue, |encoder, value| {
+    encoder.encode_counter::<NoLabelSet, _, u64>(&value, None)
+});

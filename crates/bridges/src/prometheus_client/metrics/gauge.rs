@@ -1,5 +1,6 @@
 //! The module `prometheus_client::metrics::gauge`, counting per CPU.
 
+use super::store::{Level, Store, metric};
 use crate::kinds::FloatGauge;
 use ::prometheus_client::encoding::{EncodeGaugeValue, EncodeMetric, MetricEncoder};
 use ::prometheus_client::metrics::{MetricType, TypedMetric};
@@ -31,34 +32,34 @@ pub struct Gauge<N: GaugeValue = i64, A = AtomicI64> {
 impl<N: GaugeValue, A> Gauge<N, A> {
     /// Adds 1.
     pub fn inc(&self) {
-        N::add(&self.store, N::ONE);
+        self.store.add(N::Store::ONE);
     }
 
     /// Adds `v`.
     pub fn inc_by(&self, v: N) {
-        N::add(&self.store, v);
+        self.store.add(v);
     }
 
     /// Subtracts 1.
     pub fn dec(&self) {
-        N::sub(&self.store, N::ONE);
+        self.store.sub(N::Store::ONE);
     }
 
     /// Subtracts `v`.
     pub fn dec_by(&self, v: N) {
-        N::sub(&self.store, v);
+        self.store.sub(v);
     }
 
     /// Sets the value and returns the exact previous one. A step of another thread at the same time
     /// counts either in the result or in the new value. Costs at least as much as
     /// [`get`](Gauge::get).
     pub fn set(&self, v: N) -> N {
-        N::swap(&self.store, v)
+        self.store.swap(v)
     }
 
     /// Returns the value, summed over the CPUs.
     pub fn get(&self) -> N {
-        N::value(&self.store)
+        self.store.value()
     }
 }
 
@@ -77,146 +78,22 @@ impl<N: GaugeValue, A> Gauge<N, A> {
 /// move_to(&waiting, &running, 2);
 /// assert_eq!((waiting.get(), running.get()), (3, 2));
 /// ```
-pub trait GaugeValue: EncodeGaugeValue + fmt::Debug + Copy + private::Sealed {
+pub trait GaugeValue: EncodeGaugeValue + fmt::Debug + Copy {
     #[doc(hidden)]
-    type Store: Send + Sync + 'static;
-    #[doc(hidden)]
-    const ONE: Self;
-    #[doc(hidden)]
-    fn zero() -> Self::Store;
-    #[doc(hidden)]
-    fn add(store: &Self::Store, amount: Self);
-    #[doc(hidden)]
-    fn sub(store: &Self::Store, amount: Self);
-    #[doc(hidden)]
-    fn swap(store: &Self::Store, value: Self) -> Self;
-    #[doc(hidden)]
-    fn value(store: &Self::Store) -> Self;
-}
-
-mod private {
-    pub trait Sealed {}
-    impl Sealed for i64 {}
-    impl Sealed for u64 {}
-    impl Sealed for f64 {}
+    type Store: Level<Self>;
 }
 
 impl GaugeValue for i64 {
     type Store = PerCpuCounter;
-    const ONE: i64 = 1;
-
-    fn zero() -> PerCpuCounter {
-        PerCpuCounter::new()
-    }
-
-    #[inline]
-    fn add(store: &PerCpuCounter, amount: i64) {
-        store.add(amount);
-    }
-
-    #[inline]
-    fn sub(store: &PerCpuCounter, amount: i64) {
-        store.sub(amount);
-    }
-
-    fn swap(store: &PerCpuCounter, value: i64) -> i64 {
-        store.swap(value)
-    }
-
-    fn value(store: &PerCpuCounter) -> i64 {
-        store.sum()
-    }
 }
 
-/// Kept in the 64 bits of a counter of `i64`.
 impl GaugeValue for u64 {
     type Store = PerCpuCounter;
-    const ONE: u64 = 1;
-
-    fn zero() -> PerCpuCounter {
-        PerCpuCounter::new()
-    }
-
-    #[inline]
-    fn add(store: &PerCpuCounter, amount: u64) {
-        store.add(amount.cast_signed());
-    }
-
-    #[inline]
-    fn sub(store: &PerCpuCounter, amount: u64) {
-        store.sub(amount.cast_signed());
-    }
-
-    fn swap(store: &PerCpuCounter, value: u64) -> u64 {
-        store.swap(value.cast_signed()).cast_unsigned()
-    }
-
-    fn value(store: &PerCpuCounter) -> u64 {
-        store.sum().cast_unsigned()
-    }
 }
 
 impl GaugeValue for f64 {
     type Store = FloatGauge;
-    const ONE: f64 = 1.0;
-
-    fn zero() -> FloatGauge {
-        FloatGauge::default()
-    }
-
-    #[inline]
-    fn add(store: &FloatGauge, amount: f64) {
-        store.add(amount);
-    }
-
-    #[inline]
-    fn sub(store: &FloatGauge, amount: f64) {
-        store.add(-amount);
-    }
-
-    fn swap(store: &FloatGauge, value: f64) -> f64 {
-        store.set(value)
-    }
-
-    fn value(store: &FloatGauge) -> f64 {
-        store.value()
-    }
 }
 
-impl<N: GaugeValue, A> Clone for Gauge<N, A> {
-    fn clone(&self) -> Self {
-        Gauge {
-            store: Arc::clone(&self.store),
-            atomic: PhantomData,
-        }
-    }
-}
-
-impl<N: GaugeValue, A> Default for Gauge<N, A> {
-    fn default() -> Self {
-        Gauge {
-            store: Arc::new(N::zero()),
-            atomic: PhantomData,
-        }
-    }
-}
-
-impl<N: GaugeValue, A> fmt::Debug for Gauge<N, A> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gauge").field("value", &self.get()).finish()
-    }
-}
-
-impl<N: GaugeValue, A> TypedMetric for Gauge<N, A> {
-    const TYPE: MetricType = MetricType::Gauge;
-}
-
-impl<N: GaugeValue, A> EncodeMetric for Gauge<N, A> {
-    fn encode(&self, mut encoder: MetricEncoder<'_>) -> fmt::Result {
-        encoder.encode_gauge(&self.get())
-    }
-
-    fn metric_type(&self) -> MetricType {
-        Self::TYPE
-    }
-}
+metric!(Gauge, GaugeValue, |encoder, value| encoder
+    .encode_gauge(&value));

@@ -4,5 +4,6 @@
 pub mod counter;
 pub mod gauge;
 pub mod histogram;
+mod store;
 
 pub use ::prometheus_client::metrics::{MetricType, TypedMetric, exemplar, family, info};
