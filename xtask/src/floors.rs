@@ -18,15 +18,12 @@ use syn::visit::{self, Visit};
 
 /// The name of a folder's own module: `mod.rs`, or `lib.rs`.
 const ROOT: &str = "mod";
-/// Whether `tidy` checks the floors of `slab`.
-const ENFORCE_SLAB: bool = true;
 
 pub static FLOORS: [Floors; 4] = [
     // The few items of lib.rs are on no floor: any module may use them.
     Floors {
         package: "malloc",
         folder: &[],
-        enforced: true,
         wings: &[],
         groups: &[
             &["inlined", "c", "at_start"],
@@ -39,7 +36,6 @@ pub static FLOORS: [Floors; 4] = [
     Floors {
         package: "pinfold",
         folder: &[],
-        enforced: true,
         wings: &[],
         groups: &[
             &["export", "internal", "memory"],
@@ -64,7 +60,6 @@ pub static FLOORS: [Floors; 4] = [
     Floors {
         package: "pinfold",
         folder: &["heap"],
-        enforced: true,
         wings: &[],
         groups: &[
             &[ROOT],
@@ -79,7 +74,6 @@ pub static FLOORS: [Floors; 4] = [
     Floors {
         package: "pinfold",
         folder: &["slab"],
-        enforced: ENFORCE_SLAB,
         wings: &["cpu", "node", "checks", "cache", "report"],
         groups: &[
             &[ROOT],
@@ -137,8 +131,6 @@ pub struct Floors {
     package: &'static str,
     /// The module path of the folder, without `crate`.
     folder: &'static [&'static str],
-    /// Whether `tidy` fails if a module is on a wrong floor or on none.
-    pub enforced: bool,
     /// Folders in the folder whose modules stand on its floors, each by itself.
     wings: &'static [&'static str],
     /// The modules, top-down.
@@ -162,17 +154,6 @@ pub struct Edge {
 }
 
 impl Floors {
-    /// Returns the floors of the folder with this name. A whole crate has its own name.
-    ///
-    /// # Errors
-    ///
-    /// If there is no table for the folder.
-    pub fn of(folder: &str) -> Result<&'static Floors> {
-        let name = |floors: &Floors| *floors.folder.last().unwrap_or(&floors.package);
-        let found = FLOORS.iter().find(|floors| name(floors) == folder);
-        found.context("xtask/src/floors.rs has no table for this folder")
-    }
-
     /// Returns the folder's path.
     pub fn path(&self) -> PathBuf {
         self.source().join(self.folder.join("/"))

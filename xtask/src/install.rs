@@ -34,24 +34,18 @@ fn absolute(folder: &str) -> Result<PathBuf> {
 pub fn main(args: Args) -> Result<()> {
     let prefix = args.prefix;
     build()?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let release = target.join("release");
+    let release = crate::target().join("release");
     let to = match args.destdir.is_empty() {
         true => prefix.clone(),
         false => Path::new(&args.destdir).join(prefix.strip_prefix("/")?),
     };
-    copy(&release.join("pinfold"), &to.join("bin/pinfold"), 0o755)?;
-    copy(
-        &release.join("libpinfold_preload.so"),
-        &to.join("lib/libpinfold.so"),
-        0o755,
-    )?;
-    copy(
-        &release.join("libpinfold_names.a"),
-        &to.join("lib/libpinfold.a"),
-        0o644,
-    )?;
+    for (built, installed, mode) in [
+        ("pinfold", "bin/pinfold", 0o755),
+        ("libpinfold_preload.so", "lib/libpinfold.so", 0o755),
+        ("libpinfold_names.a", "lib/libpinfold.a", 0o644),
+    ] {
+        copy(&release.join(built), &to.join(installed), mode)?;
+    }
     for header in [
         "pinfold.h",
         "pinfold_percpu.h",
@@ -73,22 +67,11 @@ pub fn main(args: Args) -> Result<()> {
 }
 
 fn build() -> Result<()> {
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let flags = flags_without_paths(&target)?;
-    for package in [
-        &["-p", "pinfold-preload"][..],
-        &["-p", "pinfold-names"],
-        &["-p", "pinfold-cli"],
-    ] {
-        let status = Command::new(env!("CARGO"))
-            .args(["build", "--release"])
-            .args(package)
-            .env("CARGO_ENCODED_RUSTFLAGS", &flags)
-            .status()?;
-        if !status.success() {
-            bail!("the build failed");
-        }
+    let flags = flags_without_paths(&crate::target())?;
+    for package in ["pinfold-preload", "pinfold-names", "pinfold-cli"] {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.args(["build", "--release", "-p", package]);
+        crate::run(cargo.env("CARGO_ENCODED_RUSTFLAGS", &flags))?;
     }
     Ok(())
 }

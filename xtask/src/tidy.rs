@@ -15,21 +15,7 @@ const MAX_COLUMNS: usize = 100;
 /// The most lines between a SAFETY comment and its unsafe block.
 const REASON_WITHIN: usize = 5;
 
-/// Checks the house rules of modules, files, unsafe blocks and documents.
-///
-/// Dependencies point down, files are short, comments are narrow, unsafe blocks have reasons, links
-/// lead somewhere, and the table of tests is complete.
-#[derive(clap::Args)]
-pub struct Args {
-    /// Only lists the uses of modules above their users in one folder: crate, or slab.
-    #[arg(long, value_name = "FOLDER", value_parser = Floors::of)]
-    edges: Option<&'static Floors>,
-}
-
-pub fn main(args: Args) -> Result<()> {
-    if let Some(floors) = args.edges {
-        return edges(floors);
-    }
+pub fn main() -> Result<()> {
     let mut files = Vec::new();
     for folder in [".ci", "crates", "bench", "xtask", "docs", "fuzz", "vm"] {
         collect(Path::new(folder), &mut files)?;
@@ -48,8 +34,7 @@ pub fn main(args: Args) -> Result<()> {
         }
     }
     documents::check_tests(&mut faults)?;
-    let enforced = || FLOORS.iter().filter(|floors| floors.enforced);
-    for floors in enforced() {
+    for floors in &FLOORS {
         check_floors(floors, &mut faults)?;
     }
     for fault in &faults {
@@ -61,7 +46,7 @@ pub fn main(args: Args) -> Result<()> {
             faults.len()
         );
     }
-    for floors in enforced() {
+    for floors in &FLOORS {
         println!("floors of {}, top-down: {floors}", floors.path().display());
     }
     println!("{} files are tidy", files.len());
@@ -165,18 +150,6 @@ fn check_floors(floors: &Floors, faults: &mut Vec<String>) -> Result<()> {
         faults.push(format!(
             "{place}:{line}: {from} uses {to}, a module above its own"
         ));
-    }
-    Ok(())
-}
-
-/// Prints the uses of modules above their users in one folder, and the modules that have no floor.
-fn edges(floors: &Floors) -> Result<()> {
-    let findings = floors.check()?;
-    for module in findings.unlisted {
-        eprintln!("{module} has no floor");
-    }
-    for edge in findings.upward {
-        println!("{edge}");
     }
     Ok(())
 }

@@ -26,13 +26,12 @@ pub struct Chains<'i> {
     image: &'i Image,
     rules: &'i Rules,
     frames: HashMap<u64, Rc<Frame>>,
-    /// The deepest chain of each function, by the number of repeated calls that it may still
-    /// contain.
-    known: HashMap<(u64, usize), Rc<Chain>>,
+    /// The deepest chain of each function.
+    known: HashMap<u64, Rc<Chain>>,
     /// What no rule explains, in words.
     problems: BTreeSet<String>,
     /// The functions between the entry and the current function.
-    path: Vec<(u64, usize)>,
+    path: Vec<u64>,
 }
 
 impl<'i> Chains<'i> {
@@ -68,7 +67,45 @@ impl<'i> Chains<'i> {
 
     /// Returns the deepest chain from the function at `start`.
     pub fn from(&mut self, start: u64) -> Rc<Chain> {
-        self.deepest(start, self.rules.repeated_most)
+        if let Some(known) = self.known.get(&start) {
+            return known.clone();
+        }
+        if let Some(at) = self.path.iter().position(|place| *place == start) {
+            let names = self.path[at..].iter().map(|at| self.image.name(*at));
+            let names = names.collect::<Vec<_>>().join(" -> ");
+            self.problems
+                .insert(format!("these calls form a cycle: {names}"));
+            return Rc::new(Chain::default());
+        }
+        self.path.push(start);
+        let frame = self.frame(start);
+        let name = self.image.name(start);
+        let link = |frame| {
+            Rc::new(Link {
+                name: name.clone(),
+                frame,
+            })
+        };
+        let mut best = Chain {
+            total: frame.deepest,
+            links: vec![link(frame.deepest)],
+        };
+        for call in &frame.calls {
+            for below in self.called(&name, call) {
+                let total = call.depth + below.total;
+                if total > best.total {
+                    let links = [link(call.depth)].into_iter();
+                    best = Chain {
+                        total,
+                        links: links.chain(below.links.iter().cloned()).collect(),
+                    };
+                }
+            }
+        }
+        self.path.pop();
+        let best = Rc::new(best);
+        self.known.insert(start, best.clone());
+        best
     }
 
     fn frame(&mut self, start: u64) -> Rc<Frame> {
@@ -89,51 +126,8 @@ impl<'i> Chains<'i> {
         frame
     }
 
-    fn deepest(&mut self, start: u64, left: usize) -> Rc<Chain> {
-        if let Some(known) = self.known.get(&(start, left)) {
-            return known.clone();
-        }
-        if let Some(at) = self.path.iter().position(|place| *place == (start, left)) {
-            let names = self.path[at..].iter().map(|(at, _)| self.image.name(*at));
-            let names: Vec<String> = names.collect();
-            let names = names.join(" -> ");
-            let problem = format!("no rule says how often this cycle of calls repeats: {names}");
-            self.problems.insert(problem);
-            return Rc::new(Chain::default());
-        }
-        self.path.push((start, left));
-        let frame = self.frame(start);
-        let name = self.image.name(start);
-        let link = |frame| {
-            Rc::new(Link {
-                name: name.clone(),
-                frame,
-            })
-        };
-        let mut best = Chain {
-            total: frame.deepest,
-            links: vec![link(frame.deepest)],
-        };
-        for call in &frame.calls {
-            for below in self.called(&name, call, left) {
-                let total = call.depth + below.total;
-                if total > best.total {
-                    let links = [link(call.depth)].into_iter();
-                    best = Chain {
-                        total,
-                        links: links.chain(below.links.iter().cloned()).collect(),
-                    };
-                }
-            }
-        }
-        self.path.pop();
-        let best = Rc::new(best);
-        self.known.insert((start, left), best.clone());
-        best
-    }
-
     /// Returns the deepest chain of each function that a call may lead to.
-    fn called(&mut self, caller: &str, call: &Call, left: usize) -> Vec<Rc<Chain>> {
+    fn called(&mut self, caller: &str, call: &Call) -> Vec<Rc<Chain>> {
         let targets = match &call.target {
             Some(target) => vec![target.clone()],
             None => match self.rules.callees(caller) {
@@ -163,11 +157,9 @@ impl<'i> Chains<'i> {
                 },
                 Target::Own(start) => {
                     let name = self.image.name(start);
-                    let repeated = self.rules.repeats(caller, &name);
-                    if self.rules.excludes(&name) || repeated && left == 0 {
-                        continue;
+                    if !self.rules.excludes(&name) {
+                        chains.push(self.from(start));
                     }
-                    chains.push(self.deepest(start, left - usize::from(repeated)));
                 }
             }
         }

@@ -62,7 +62,7 @@ enum Value {
 }
 
 /// The known facts before an instruction.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct State {
     depth: i64,
     registers: BTreeMap<Register, Value>,
@@ -107,9 +107,7 @@ pub fn frame(image: &Image, ends: &dyn Fn(&Target) -> bool, start: u64) -> Resul
     };
     let first = State {
         depth: 8,
-        registers: BTreeMap::new(),
-        words: BTreeMap::new(),
-        compared: None,
+        ..State::default()
     };
     walk.reach(start, &first);
     while let Some(at) = walk.waiting.pop_first() {
@@ -194,22 +192,18 @@ impl Walk<'_> {
                 self.jump(at, instruction.near_branch_target(), &state);
             }
             FlowControl::IndirectBranch => self.jump_by_pointer(&instruction, &state)?,
-            // The kernel has a stack of its own, and returns to the next instruction.
-            FlowControl::Call if instruction.mnemonic() == Mnemonic::Syscall => {
-                for register in CHANGED_BY_CALLS {
-                    state.registers.remove(&register);
-                }
-                self.reach(next, &state);
-            }
             FlowControl::Call | FlowControl::IndirectCall => {
-                let target = match instruction.flow_control() {
-                    FlowControl::Call => Some(Target::Own(instruction.near_branch_target())),
-                    _ => self.pointed(&instruction, &state),
-                };
-                if target.as_ref().is_some_and(self.ends) {
-                    return Ok(());
+                // In a system call, the kernel uses a stack of its own.
+                if instruction.mnemonic() != Mnemonic::Syscall {
+                    let target = match instruction.flow_control() {
+                        FlowControl::Call => Some(Target::Own(instruction.near_branch_target())),
+                        _ => self.pointed(&instruction, &state),
+                    };
+                    if target.as_ref().is_some_and(self.ends) {
+                        return Ok(());
+                    }
+                    self.call(at, target, state.depth);
                 }
-                self.call(at, target, state.depth);
                 for register in CHANGED_BY_CALLS {
                     state.registers.remove(&register);
                 }
@@ -387,21 +381,15 @@ impl Walk<'_> {
                 let depth = self.depth_of(instruction, state);
                 self.assign(to, depth.map(Value::Stack), state)?;
             }
-            Mnemonic::Mov if instruction.code() == Code::Mov_r64_rm64 => {
+            Mnemonic::Mov
+                if instruction.code() == Code::Mov_r64_rm64
+                    || instruction.code() == Code::Mov_rm64_r64
+                        && instruction.op0_kind() == OpKind::Register =>
+            {
                 let value = match (instruction.op1_kind(), from) {
                     (OpKind::Register, Register::RSP) => Some(Value::Stack(state.depth)),
                     (OpKind::Register, from) => state.registers.get(&from).cloned(),
                     _ => self.load(instruction, state),
-                };
-                self.assign(to, value, state)?;
-            }
-            Mnemonic::Mov
-                if instruction.code() == Code::Mov_rm64_r64
-                    && instruction.op0_kind() == OpKind::Register =>
-            {
-                let value = match from {
-                    Register::RSP => Some(Value::Stack(state.depth)),
-                    from => state.registers.get(&from).cloned(),
                 };
                 self.assign(to, value, state)?;
             }

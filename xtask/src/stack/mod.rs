@@ -15,7 +15,6 @@ use rules::Rules;
 use std::path::PathBuf;
 use std::process::Command;
 
-const LIBRARY: &str = "target/release/deps/libpinfold_preload.so";
 /// The bytes that a call may use.
 const LIMIT: u64 = 4096;
 
@@ -197,12 +196,6 @@ fn build() -> Result<PathBuf> {
         "--package",
         "pinfold-preload",
     ];
-    if !Command::new(env!("CARGO")).args(build).status()?.success() {
-        bail!("the library does not build");
-    }
-    let target = std::env::var_os("CARGO_TARGET_DIR");
-    Ok(match target {
-        Some(target) => PathBuf::from(target).join("release/deps/libpinfold_preload.so"),
-        None => LIBRARY.into(),
-    })
+    crate::run(Command::new(env!("CARGO")).args(build))?;
+    Ok(crate::target().join("release/deps/libpinfold_preload.so"))
 }

@@ -13,18 +13,12 @@ pub struct Rules {
     pub excluded: Vec<String>,
     /// Calls through pointers: the caller, and all functions that it may call.
     pub pointers: Vec<(&'static str, &'static [&'static str])>,
-    /// Calls that close a cycle: the caller and the called function.
-    pub repeated: Vec<(&'static str, &'static str)>,
-    /// The most repeated calls in a chain.
-    pub repeated_most: usize,
 }
 
 impl Rules {
     pub fn cost(&self, name: &str) -> Option<u64> {
-        let found = self
-            .costs
-            .iter()
-            .find(|(pattern, _)| matches(pattern, name));
+        let mut rules = self.costs.iter();
+        let found = rules.find(|(pattern, _)| matches(pattern, name));
         found.map(|(_, bytes)| *bytes)
     }
 
@@ -41,11 +35,6 @@ impl Rules {
         let found = rules.find(|(pattern, _)| matches(pattern, caller));
         found.map(|(_, callees)| *callees)
     }
-
-    pub fn repeats(&self, caller: &str, called: &str) -> bool {
-        let mut rules = self.repeated.iter();
-        rules.any(|(from, to)| matches(from, caller) && matches(to, called))
-    }
 }
 
 /// The rules for `libpinfold.so`.
@@ -55,8 +44,6 @@ pub fn pinfold() -> Rules {
         ends: ENDS.to_vec(),
         excluded: EXCLUDED.iter().map(|&name| name.into()).collect(),
         pointers: POINTERS.to_vec(),
-        repeated: REPEATED.to_vec(),
-        repeated_most: 1,
     }
 }
 
@@ -203,5 +190,3 @@ const POINTERS: &[(&str, &[&str])] = &[
     ),
     ("pinfold::slab::node::slabs::Slabs::take", &[]),
 ];
-
-const REPEATED: &[(&str, &str)] = &[];

@@ -58,10 +58,7 @@ impl Build {
     /// Builds the command and the library to preload. Returns their paths.
     pub fn command(&self, target: &Path) -> Result<[PathBuf; 2]> {
         let mut cargo = self.cargo(&["build", "--quiet"]);
-        let built = cargo.args(["-p", "pinfold-preload", "-p", "pinfold-cli"]);
-        if !built.status()?.success() {
-            bail!("the command does not build; cargo's errors are above");
-        }
+        crate::run(cargo.args(["-p", "pinfold-preload", "-p", "pinfold-cli"]))?;
         let built = target.join(self.target.unwrap_or("")).join("vm");
         Ok(["pinfold", "libpinfold_preload.so"].map(|file| built.join(file)))
     }

@@ -164,10 +164,12 @@ fn lines(output: impl Read + Send + 'static) -> Receiver<String> {
 /// the first test.
 fn follow(lines: &Receiver<String>, verdict: &mut Verdict, begin: Instant, limit: Duration) -> End {
     loop {
-        let until = match verdict.has_begun {
-            true => begin + limit,
-            false => begin + limit.min(START),
+        let most = if verdict.has_begun {
+            limit
+        } else {
+            limit.min(START)
         };
+        let until = begin + most;
         match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 if let Some(shown) = verdict.line(&line) {
@@ -205,22 +207,9 @@ pub fn emulator(
 ) -> Command {
     let mut qemu = Command::new(arch.emulator().0);
     // `thread=multi` gives each emulated CPU a thread of its own.
-    qemu.args(arch.board())
-        .args([
-            "-accel",
-            "tcg,thread=multi",
-            "-display",
-            "none",
-            "-nodefaults",
-        ])
-        .args([
-            "-no-user-config",
-            "-no-reboot",
-            "-serial",
-            "stdio",
-            "-net",
-            "none",
-        ]);
+    let options = "-accel tcg,thread=multi -display none -nodefaults -no-user-config -no-reboot \
+                   -serial stdio -net none";
+    qemu.args(arch.board()).args(options.split(' '));
     // A panic reboots at once, and `-no-reboot` makes a reboot end the emulator. Without
     // mitigations the emulator is twice as fast. The kernel moves no pages between nodes, so that
     // tests find their memory where it was allocated. The self-tests of the kernel's ciphers, and

@@ -56,14 +56,8 @@ impl Root {
     /// to.
     pub fn program(&mut self, from: &Path, to: &str) -> Result<()> {
         let copied = self.copy(from, to)?;
-        let strip = self.arch.strip();
-        let status = Command::new(strip)
-            .arg("--strip-debug")
-            .arg(&copied)
-            .status();
-        if !status.context(strip)?.success() {
-            bail!("{strip} {} failed", copied.display());
-        }
+        let mut strip = Command::new(self.arch.strip());
+        crate::run(strip.arg("--strip-debug").arg(copied))?;
         self.needs(from)
     }
 

@@ -128,8 +128,7 @@ struct Boot<'a> {
 impl Prepared {
     /// Downloads and installs what is missing.
     fn new(arch: Arch) -> Result<Prepared> {
-        let target = std::env::var_os("CARGO_TARGET_DIR")
-            .map_or_else(|| PathBuf::from("target"), PathBuf::from);
+        let target = crate::target();
         let cache = target.join("vm").join(arch.debian());
         fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
         let cache = cache.canonicalize()?;

@@ -82,13 +82,8 @@ fn unpack(package: &str, download: &Path, tree: &Path) -> Result<()> {
         let why = String::from_utf8_lossy(&said.stderr);
         bail!("cannot download the package {package}: {}", why.trim());
     };
-    let status = Command::new("dpkg-deb")
-        .arg("-x")
-        .args([&archive, tree])
-        .status()?;
-    if !status.success() {
-        bail!("dpkg-deb -x {} failed", archive.display());
-    }
+    let mut unpack = Command::new("dpkg-deb");
+    crate::run(unpack.arg("-x").args([&archive, tree]))?;
     fs::remove_file(archive)?;
     Ok(())
 }
@@ -141,14 +136,9 @@ fn unpack_source(package: &str, begun: &Path, tree: &Path) -> Result<()> {
     }
     let archive = entry(begun, |name| name.contains(".orig.tar."));
     let archive = archive.with_context(|| format!("the source of {package} has no archive"))?;
-    let status = Command::new("tar")
-        .args(["--strip-components=1", "-xf"])
-        .args([&archive, Path::new("-C"), tree])
-        .status()?;
-    if !status.success() {
-        bail!("tar -xf {} failed", archive.display());
-    }
-    Ok(())
+    let mut unpack = Command::new("tar");
+    unpack.args(["--strip-components=1", "-xf"]);
+    crate::run(unpack.args([&archive, Path::new("-C"), tree]))
 }
 
 /// Returns an entry of `folder` whose name fits.

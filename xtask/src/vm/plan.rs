@@ -11,55 +11,32 @@ pub struct Run {
     pub words: Vec<String>,
 }
 
-/// How a test binary is run if the defaults do not suit it.
-struct Special {
-    name: &'static str,
-    settings: &'static [&'static str],
-    backends: &'static [&'static str],
-    limit: u32,
-}
-
 const LIMIT: u32 = 120;
 /// The kernel has restartable sequences but no concurrency ids, so these are its backends.
 const BOTH: &[&str] = &["cpu", "off"];
 const ONE: &[&str] = &["cpu"];
 
-const fn both(name: &'static str, settings: &'static [&'static str]) -> Special {
-    Special {
-        name,
-        settings,
-        backends: BOTH,
-        limit: 2 * LIMIT,
-    }
-}
-
+/// Test binaries that take twice as long as the others: their settings and backends.
+///
 /// Tests that read their duration from the environment are shortened, because emulation is about 20
 /// times slower.
-const SPECIAL: &[Special] = &[
-    both("operations", &[]),
-    both("counter", &[]),
-    both("counter_hostile", &[]),
-    both("counter_litmus", &["PINFOLD_LITMUS=2000"]),
-    both("slab", &[]),
-    Special {
-        name: "machine_quiet",
-        settings: &["PINFOLD_QUIET_SECONDS=30"],
-        backends: ONE,
-        limit: 2 * LIMIT,
-    },
-    Special {
-        name: "machine_hotplug",
-        settings: &[],
-        backends: ONE,
-        limit: 2 * LIMIT,
-    },
-    both(
+const SPECIAL: &[(&str, &[&str], &[&str])] = &[
+    ("operations", &[], BOTH),
+    ("counter", &[], BOTH),
+    ("counter_hostile", &[], BOTH),
+    ("counter_litmus", &["PINFOLD_LITMUS=2000"], BOTH),
+    ("slab", &[], BOTH),
+    ("machine_quiet", &["PINFOLD_QUIET_SECONDS=30"], ONE),
+    ("machine_hotplug", &[], ONE),
+    (
         "slab_stress",
         &["PINFOLD_STRESS_SECONDS=3", "PINFOLD_STRESS_TIMER_US=5000"],
+        BOTH,
     ),
-    both(
+    (
         "stress",
         &["PINFOLD_STRESS_SECONDS=3", "PINFOLD_STRESS_TIMER_US=2000"],
+        BOTH,
     ),
 ];
 
@@ -76,9 +53,9 @@ pub fn runs(binaries: &[Binary], filters: &[String]) -> Vec<Run> {
 }
 
 fn runs_of(name: &str) -> Vec<Run> {
-    let special = SPECIAL.iter().find(|special| special.name == name);
+    let special = SPECIAL.iter().find(|special| special.0 == name);
     let (settings, backends, limit) = special.map_or((&[][..], ONE, LIMIT), |special| {
-        (special.settings, special.backends, special.limit)
+        (special.1, special.2, 2 * LIMIT)
     });
     // Tests of the machine change it, so they run one after the other.
     let whole = name.starts_with("machine_");

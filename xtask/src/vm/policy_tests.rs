@@ -218,17 +218,10 @@ fn sources(folder: &Path) -> Result<Vec<String>> {
 
 /// Compiles numactl's `test/NAME.c` to `NAME`.
 fn compile(folder: &Path, name: &str) -> Result<()> {
-    let built = Command::new("cc")
-        .args(["-O2", "-w", "-I.", "-o", name])
-        .args([&format!("test/{name}.c"), "util.c", "-lnuma"])
-        .current_dir(folder)
-        .stderr(Stdio::null())
-        .status()
-        .context("cannot start cc")?;
-    if !built.success() {
-        bail!("does not compile");
-    }
-    Ok(())
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-w", "-I.", "-o", name])
+        .args([&format!("test/{name}.c"), "util.c", "-lnuma"]);
+    crate::run(cc.current_dir(folder).stderr(Stdio::null()))
 }
 
 /// Builds LTP's tests of policies and adds them to the machine.
@@ -272,16 +265,10 @@ fn clone_ltp(cache: &Path) -> Result<PathBuf> {
     }
     let name = folder.display().to_string();
     // git removes the folder of a clone that failed.
-    let options = ["clone", "--quiet", "--depth", "1", "--branch", LTP_VERSION];
-    let cloned = Command::new("git")
-        .args(options)
-        .args([LTP, &name])
-        .stderr(Stdio::null())
-        .status()
-        .context("cannot start git")?;
-    if !cloned.success() {
-        bail!("cannot clone {LTP}; give a checkout with --ltp FOLDER");
-    }
+    let mut git = Command::new("git");
+    git.args(["clone", "--quiet", "--depth", "1", "--branch", LTP_VERSION]);
+    let cloned = crate::run(git.args([LTP, &name]).stderr(Stdio::null()));
+    cloned.context("cannot clone LTP; give a checkout with --ltp FOLDER")?;
     Ok(folder)
 }
 
