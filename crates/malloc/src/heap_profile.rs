@@ -58,11 +58,6 @@ pub(crate) fn exists() -> bool {
     profile::has_records()
 }
 
-/// Returns whether a thread is starting or stopping the profile.
-pub(crate) fn is_busy() -> bool {
-    heap::is_changing()
-}
-
 /// Returns whether allocations are sampled: for a profile, or for a tracer that is attached to the
 /// probes. Costs one load.
 pub fn is_sampling() -> bool {

@@ -9,7 +9,9 @@
 
 use super::align::{CACHE_LINE, HWCACHE_ALIGN, align_of_objects};
 use super::report::{Each, tell, tell_report};
-use super::support::{AsErrno, address_or_enomem, boxed_or_errno, failed, null_with, unboxed};
+use super::support::{
+    AsErrno, address_or_enomem, boxed_or_errno, failed, methods, null_with, unboxed,
+};
 use super::text::{NAME_ROOM, c_name, str_of};
 use core::alloc::Layout;
 use core::ffi::{c_char, c_int, c_uint, c_void};
@@ -203,38 +205,29 @@ pub unsafe extern "C" fn pinfold_cache_zalloc(this: &CCache) -> *mut c_void {
     object
 }
 
-/// Allocates an object in the memory of node `node`, or of the nearest node that has memory
-/// (`kmem_cache_alloc_node`). A `node` of −1 means the thread's own node. Returns null with ENOMEM
-/// if there is no memory, or with EINVAL if `node` is below −1. Takes the node's lock.
-///
-/// # Safety
-///
-/// `this` is a cache of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_alloc_node(this: &CCache, node: c_int) -> *mut c_void {
-    if node == -1 {
-        // SAFETY: the caller promises a cache that has not been destroyed.
-        return unsafe { pinfold_cache_alloc(this) };
-    }
-    let Ok(node) = usize::try_from(node) else {
-        return null_with(libc::EINVAL);
+methods! { &CCache, "`this` is a cache of this API that has not been destroyed.":
+    /// Allocates an object in the memory of node `node`, or of the nearest node that has memory
+    /// (`kmem_cache_alloc_node`). A `node` of −1 means the thread's own node. Returns null with
+    /// ENOMEM if there is no memory, or with EINVAL if `node` is below −1. Takes the node's lock.
+    pinfold_cache_alloc_node(node: c_int) -> *mut c_void = |this| {
+        if node == -1 {
+            // SAFETY: the caller promises a cache that has not been destroyed.
+            return unsafe { pinfold_cache_alloc(this) };
+        }
+        let Ok(node) = usize::try_from(node) else {
+            return null_with(libc::EINVAL);
+        };
+        address_or_enomem(this.cache.alloc_node(node))
     };
-    address_or_enomem(this.cache.alloc_node(node))
-}
-
-/// Allocates an object in the memory of node `node` only (`kmem_cache_alloc_node` with
-/// `__GFP_THISNODE`). Returns null with ENOMEM if the node has no memory, or with EINVAL if `node`
-/// is negative. Takes the node's lock.
-///
-/// # Safety
-///
-/// `this` is a cache of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_alloc_node_exact(this: &CCache, node: c_int) -> *mut c_void {
-    let Ok(node) = usize::try_from(node) else {
-        return null_with(libc::EINVAL);
+    /// Allocates an object in the memory of node `node` only (`kmem_cache_alloc_node` with
+    /// `__GFP_THISNODE`). Returns null with ENOMEM if the node has no memory, or with EINVAL if
+    /// `node` is negative. Takes the node's lock.
+    pinfold_cache_alloc_node_exact(node: c_int) -> *mut c_void = |this| {
+        let Ok(node) = usize::try_from(node) else {
+            return null_with(libc::EINVAL);
+        };
+        address_or_enomem(this.cache.alloc_node_exact(node))
     };
-    address_or_enomem(this.cache.alloc_node_exact(node))
 }
 
 /// Frees an object (`kmem_cache_free`), or does nothing for null. Costs one critical section.
@@ -317,32 +310,22 @@ pub unsafe extern "C" fn pinfold_cache_free_bulk(
     }
 }
 
-/// Gives the cache's free memory back to the system (`kmem_cache_shrink`), including the objects in
-/// every CPU's sheaves.
-///
-/// Returns how many slabs went back, or −1 with ENOTSUP if the kernel cannot fence. Interrupts the
-/// CPUs that run threads of this process, once.
-///
-/// # Safety
-///
-/// `this` is a cache of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_shrink(this: &CCache) -> isize {
-    match this.cache.shrink() {
-        Ok(slabs) => slabs as isize,
-        Err(error) => failed(error.as_errno()) as isize,
-    }
-}
-
-/// Sets how many objects a sheaf of the cache holds: from 4 to 125. Applies to sheaves that are
-/// filled or emptied from now on.
-///
-/// # Safety
-///
-/// `this` is a cache of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_set_sheaf_capacity(this: &CCache, objects: usize) {
-    this.cache.set_sheaf_capacity(objects);
+methods! { &CCache, "`this` is a cache of this API that has not been destroyed.":
+    /// Gives the cache's free memory back to the system (`kmem_cache_shrink`), including the
+    /// objects in every CPU's sheaves.
+    ///
+    /// Returns how many slabs went back, or −1 with ENOTSUP if the kernel cannot fence. Interrupts
+    /// the CPUs that run threads of this process, once.
+    pinfold_cache_shrink() -> isize = |this| {
+        match this.cache.shrink() {
+            Ok(slabs) => slabs as isize,
+            Err(error) => failed(error.as_errno()) as isize,
+        }
+    };
+    /// Sets how many objects a sheaf of the cache holds: from 4 to 125. Applies to sheaves that are
+    /// filled or emptied from now on.
+    pinfold_cache_set_sheaf_capacity(objects: usize) =
+        |this| this.cache.set_sheaf_capacity(objects);
 }
 
 /// Sets how many bytes the sheaves of all caches together may hold on one CPU.
@@ -418,46 +401,17 @@ pub unsafe extern "C" fn pinfold_cache_leaks(
     this.cache.leaks_with(unsafe { teller(each, context) })
 }
 
-/// Returns how many objects are in use, including the free objects that wait in sheaves on CPUs and
-/// nodes.
-///
-/// # Safety
-///
-/// `this` is a cache of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_in_use(this: &CCache) -> usize {
-    this.cache.in_use()
-}
-
-/// Returns the size of an object in bytes, as given at creation (`kmem_cache_size`).
-///
-/// # Safety
-///
-/// `this` is a cache of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_size(this: &CCache) -> usize {
-    this.size
-}
-
-/// Returns the first 32 bytes of the name that was given at creation. Valid until the cache is
-/// destroyed.
-///
-/// # Safety
-///
-/// `this` is a cache of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_name(this: &CCache) -> *const c_char {
-    (&raw const this.name).cast()
-}
-
-/// Returns the checks that the cache makes, including those that the environment selected.
-///
-/// # Safety
-///
-/// `this` is a cache of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_debug_flags(this: &CCache) -> c_uint {
-    bits_of(this.cache.debug_flags())
+methods! { &CCache, "`this` is a cache of this API that has not been destroyed.":
+    /// Returns how many objects are in use, including the free objects that wait in sheaves on CPUs
+    /// and nodes.
+    pinfold_cache_in_use() -> usize = |this| this.cache.in_use();
+    /// Returns the size of an object in bytes, as given at creation (`kmem_cache_size`).
+    pinfold_cache_size() -> usize = |this| this.size;
+    /// Returns the first 32 bytes of the name that was given at creation. Valid until the cache is
+    /// destroyed.
+    pinfold_cache_name() -> *const c_char = |this| (&raw const this.name).cast();
+    /// Returns the checks that the cache makes, including those that the environment selected.
+    pinfold_cache_debug_flags() -> c_uint = |this| bits_of(this.cache.debug_flags());
 }
 
 /// Returns the bits of `checks` in `pinfold.h`.

@@ -4,7 +4,7 @@
 //! initialised. Functions that fail set errno: EINVAL for a batch out of range, ENOMEM if there is
 //! no memory, ENOTSUP if the kernel cannot fence (interrupt the other CPUs for this process).
 
-use super::support::{answer, boxed, boxed_or_errno, null_with, unboxed};
+use super::support::{answer, boxed, boxed_or_errno, methods, null_with, unboxed};
 use core::ffi::c_int;
 use pinfold::counter::{Counters, EventCounter, PerCpuCounter, PerCpuHistogram};
 use pinfold::internal::segment;
@@ -56,23 +56,7 @@ pub unsafe extern "C" fn pinfold_counters_create(
     boxed_or_errno(Counters::new(values, batch))
 }
 
-/// Defines C functions on a counter: documentation, name and arguments, and the Rust expression.
-macro_rules! methods {
-    ($type:ty: $($(#[doc = $doc:literal])+ $name:ident($($arg:ident: $arg_type:ty),*) $(-> $result:ty)? = |$counter:ident| $body:expr;)*) => {$(
-        $(#[doc = $doc])+
-        ///
-        /// # Safety
-        ///
-        /// `this` is initialised, and has not been destroyed.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(this: &$type, $($arg: $arg_type),*) $(-> $result)? {
-            let $counter = this;
-            $body
-        }
-    )*};
-}
-
-methods! { PerCpuCounter:
+methods! { &PerCpuCounter, "`this` is initialised, and has not been destroyed.":
     /// Adds `n`.
     pinfold_counter_add(n: i64) = |counter| counter.add(n);
     /// Subtracts `n`.
@@ -179,7 +163,7 @@ pub extern "C" fn pinfold_event_create() -> *mut EventCounter {
     boxed(EventCounter::new())
 }
 
-methods! { EventCounter:
+methods! { &EventCounter, "`this` is initialised, and has not been destroyed.":
     /// Adds 1.
     pinfold_event_inc() = |events| events.inc();
     /// Adds `n`.
@@ -209,7 +193,7 @@ pub extern "C" fn pinfold_histogram_create() -> *mut PerCpuHistogram {
     boxed(PerCpuHistogram::new())
 }
 
-methods! { PerCpuHistogram:
+methods! { &PerCpuHistogram, "`this` is initialised, and has not been destroyed.":
     /// Records `value`.
     pinfold_histogram_record(value: u64) = |histogram| histogram.record(value);
     /// Returns how many values were recorded.

@@ -2,7 +2,17 @@
 
 use crate::heap_profile::{self, MAX_INTERVAL};
 use core::ffi::{CStr, c_char, c_int};
-use pinfold::internal::set_errno;
+use pinfold::internal::{heap, set_errno};
+
+/// Calls `start` with an interval in bytes. Returns 0, or -1 with EINVAL, ENOMEM or EBUSY.
+pub(super) fn started(interval: u64, start: fn(u64) -> bool) -> c_int {
+    if !(1..=MAX_INTERVAL).contains(&interval) {
+        return answer(false, libc::EINVAL);
+    }
+    let done = start(interval);
+    let busy = heap::is_changing();
+    answer(done, if busy { libc::EBUSY } else { libc::ENOMEM })
+}
 
 pub(super) fn answer(done: bool, errno: c_int) -> c_int {
     if done {
@@ -15,12 +25,7 @@ pub(super) fn answer(done: bool, errno: c_int) -> c_int {
 /// Starts a heap profile, or changes its interval. Returns 0, or -1 with EINVAL, ENOMEM or EBUSY.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_heap_start(interval: u64) -> c_int {
-    if !(1..=MAX_INTERVAL).contains(&interval) {
-        return answer(false, libc::EINVAL);
-    }
-    let done = heap_profile::start(interval);
-    let busy = heap_profile::is_busy();
-    answer(done, if busy { libc::EBUSY } else { libc::ENOMEM })
+    started(interval, heap_profile::start)
 }
 
 /// Stops the heap profile. Returns 0, or -1 with EBUSY.
@@ -41,8 +46,5 @@ pub unsafe extern "C" fn pinfold_heap_write(path: *const c_char) -> c_int {
     }
     // SAFETY: the caller passes a C string.
     let path = unsafe { CStr::from_ptr(path) };
-    match heap_profile::write(path) {
-        true => 0,
-        false => -1,
-    }
+    if heap_profile::write(path) { 0 } else { -1 }
 }

@@ -14,8 +14,7 @@
 //! | [`guard`] | guarded blocks |
 //! | [`counter`] | counters, event counters and histograms |
 //! | [`counter_show`] | counters that other processes can see |
-//! | [`percpu`] | per-CPU words, pairs and lists |
-//! | [`percpu_sized`] | per-CPU arrays and rings |
+//! | [`percpu`] | per-CPU words, pairs, lists, arrays and rings |
 //! | [`shepherd`] | shepherds |
 //! | [`policy`] | memory policies as values |
 //! | [`kernel_policy`] | the kernel's policies of threads and ranges of addresses |
@@ -40,7 +39,6 @@ pub mod kernel_policy;
 mod malloc;
 pub mod pages;
 pub mod percpu;
-pub mod percpu_sized;
 pub mod policy;
 pub mod report;
 pub mod reserve;

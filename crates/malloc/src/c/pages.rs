@@ -6,7 +6,7 @@
 
 use super::policy::{CPolicy, policy_of};
 use super::support::{
-    AsErrno, address_or_enomem, answer, boxed_or_errno, failed, null_with, unboxed,
+    AsErrno, address_or_enomem, answer, boxed_or_errno, failed, methods, null_with, unboxed,
 };
 use super::text::str_of;
 use core::ffi::{c_char, c_int, c_void};
@@ -52,78 +52,30 @@ pub unsafe extern "C" fn pinfold_pages_destroy(this: *mut Pages) -> c_int {
     0
 }
 
-/// Gives the places from `start` to `end - 1` a copy of `policy`. If `policy` is null, removes
-/// their policy. Returns 0, or −1 with errno.
-///
-/// # Safety
-///
-/// `this` is a pool of this API that has not been destroyed. `policy` is null, or a handle that the
-/// caller holds during the call.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_set_policy(
-    this: &Pages,
-    start: u64,
-    end: u64,
-    policy: Option<&CPolicy>,
-) -> c_int {
-    answer(this.set_policy(start..end, policy_of(policy)))
+methods! { &Pages, "`this` is a pool of this API that has not been destroyed. `policy` is null, or a handle that the caller holds during the call.":
+    /// Gives the places from `start` to `end - 1` a copy of `policy`. If `policy` is null, removes
+    /// their policy. Returns 0, or −1 with errno.
+    pinfold_pages_set_policy(start: u64, end: u64, policy: Option<&CPolicy>) -> c_int =
+        |this| answer(this.set_policy(start..end, policy_of(policy)));
+    /// Gives the places whose range has no policy a copy of `policy`. If `policy` is null, removes
+    /// that policy. Returns 0, or −1 with errno.
+    pinfold_pages_set_default_policy(policy: Option<&CPolicy>) -> c_int =
+        |this| answer(this.set_default_policy(policy_of(policy)));
 }
 
-/// Gives the places whose range has no policy a copy of `policy`. If `policy` is null, removes that
-/// policy. Returns 0, or −1 with errno.
-///
-/// # Safety
-///
-/// `this` is a pool of this API that has not been destroyed. `policy` is null, or a handle that the
-/// caller holds during the call.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_set_default_policy(
-    this: &Pages,
-    policy: Option<&CPolicy>,
-) -> c_int {
-    answer(this.set_default_policy(policy_of(policy)))
-}
-
-/// Sets whether each allocation of a place without a policy asks the kernel for the calling
-/// thread's policy. Costs a system call for each such allocation.
-///
-/// # Safety
-///
-/// `this` is a pool of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_set_following_threads(this: &Pages, following: c_int) {
-    this.set_following_threads(following != 0);
-}
-
-/// Returns the size of a page in bytes.
-///
-/// # Safety
-///
-/// `this` is a pool of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_size(this: &Pages) -> usize {
-    this.page_size()
-}
-
-/// Allocates a page for a place. Returns null with ENOMEM if there is no memory. Costs one critical
-/// section, and a lookup of the place's policy.
-///
-/// # Safety
-///
-/// `this` is a pool of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_alloc(this: &Pages, place: u64) -> *mut c_void {
-    address_or_enomem(this.alloc(place))
-}
-
-/// Allocates a zeroed page for a place, like [`pinfold_pages_alloc`].
-///
-/// # Safety
-///
-/// `this` is a pool of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_pages_alloc_zeroed(this: &Pages, place: u64) -> *mut c_void {
-    address_or_enomem(this.alloc_zeroed(place))
+methods! { &Pages, "`this` is a pool of this API that has not been destroyed.":
+    /// Sets whether each allocation of a place without a policy asks the kernel for the calling
+    /// thread's policy. Costs a system call for each such allocation.
+    pinfold_pages_set_following_threads(following: c_int) =
+        |this| this.set_following_threads(following != 0);
+    /// Returns the size of a page in bytes.
+    pinfold_pages_size() -> usize = |this| this.page_size();
+    /// Allocates a page for a place. Returns null with ENOMEM if there is no memory. Costs one
+    /// critical section, and a lookup of the place's policy.
+    pinfold_pages_alloc(place: u64) -> *mut c_void = |this| address_or_enomem(this.alloc(place));
+    /// Allocates a zeroed page for a place, like [`pinfold_pages_alloc`].
+    pinfold_pages_alloc_zeroed(place: u64) -> *mut c_void =
+        |this| address_or_enomem(this.alloc_zeroed(place));
 }
 
 /// Frees a page. Does nothing if `page` is null. Costs one critical section.

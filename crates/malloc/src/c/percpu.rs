@@ -1,76 +1,92 @@
 //! The C API of per-CPU data.
 //!
-//! A C variable is a Rust variable in memory of the caller, which is zero at first.
+//! A C variable is a Rust value in memory of the caller, which is zero at first. All bits of an
+//! array or a ring are zero before it is made and after it is destroyed. It has no elements and no
+//! records then, so operations fail.
 
 use super::support::{answer, failed};
 use core::ffi::{c_int, c_void};
+use core::mem::zeroed;
 use pinfold::internal::set_errno;
-use pinfold::percpu::{Node, PerCpu, PerCpuList, PerCpuPair};
+use pinfold::percpu::sized::{Array, MAX_RECORD, Ring};
+use pinfold::percpu::{Node, PerCpu, PerCpuList, PerCpuPair, PushError};
 
-// The header declares words and lists as two words, and pairs and items as one.
+// The header declares words, lists and arrays as two words, pairs and items as one, and rings as
+// three.
 const _: () = assert!(
     size_of::<PerCpu<u64>>() == 16
         && size_of::<PerCpuList<()>>() == 16
         && size_of::<PerCpuPair<u64, u64>>() == 8
         && size_of::<Node<()>>() == 8
+        && size_of::<Array>() == 16
+        && size_of::<Ring>() == 24
 );
 
-/// Defines C functions on a per-CPU word: documentation, name and arguments, and the Rust
-/// expression.
-macro_rules! methods {
-    ($($(#[doc = $doc:literal])+ $name:ident($($arg:ident: $arg_type:ty),*) $(-> $result:ty)? = |$word:ident| $body:expr;)*) => {$(
+/// Defines C functions on a per-CPU word, and on an element of an array: documentation, names,
+/// arguments, and the Rust expression. The function on an element returns 0 if there is none.
+macro_rules! operations {
+    ($($(#[doc = $doc:literal])+ $of_word:ident, $of_array:ident($($arg:ident: $arg_type:ty),*) $(-> $result:ty)? = |$copy:ident| $body:expr;)*) => {$(
         $(#[doc = $doc])+
         ///
         /// # Safety
         ///
-        /// `this` was zero at first, and only these functions have changed it.
+        /// `this` was zero at first, and only these functions have changed it. `expected` is
+        /// writable if it is a pointer.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(this: &PerCpu<u64>, $($arg: $arg_type),*) $(-> $result)? {
-            let $word = this;
+        pub unsafe extern "C" fn $of_word(this: &PerCpu<u64>, $($arg: $arg_type),*) $(-> $result)? {
+            let $copy = this;
+            $body
+        }
+
+        $(#[doc = $doc])+
+        /// Sets errno to EINVAL if the array has no element `at`.
+        ///
+        /// # Safety
+        ///
+        /// `this` is zero, or holds an array. `expected` is writable if it is a pointer.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $of_array(this: &Array, at: usize, $($arg: $arg_type),*) $(-> $result)? {
+            let Some($copy) = this.at(at) else {
+                set_errno(libc::EINVAL);
+                return Default::default();
+            };
             $body
         }
     )*};
 }
 
-methods! {
+operations! {
     /// Returns this CPU's copy.
-    pinfold_percpu_read() -> u64 = |word| word.read();
+    pinfold_percpu_read, pinfold_percpu_array_read() -> u64 = |copy| copy.read();
     /// Stores `value` in this CPU's copy.
-    pinfold_percpu_write(value: u64) = |word| word.write(value);
+    pinfold_percpu_write, pinfold_percpu_array_write(value: u64) = |copy| copy.write(value);
     /// Adds `n` to this CPU's copy.
-    pinfold_percpu_add(n: u64) = |word| word.add(n);
+    pinfold_percpu_add, pinfold_percpu_array_add(n: u64) = |copy| copy.add(n);
     /// Adds `n` to this CPU's copy, and returns the sum.
-    pinfold_percpu_add_return(n: u64) -> u64 = |word| word.add_return(n);
+    pinfold_percpu_add_return, pinfold_percpu_array_add_return(n: u64) -> u64 =
+        |copy| copy.add_return(n);
     /// Adds 1 to this CPU's copy.
-    pinfold_percpu_inc() = |word| word.inc();
+    pinfold_percpu_inc, pinfold_percpu_array_inc() = |copy| copy.inc();
     /// Subtracts 1 from this CPU's copy.
-    pinfold_percpu_dec() = |word| word.dec();
+    pinfold_percpu_dec, pinfold_percpu_array_dec() = |copy| copy.dec();
     /// Clears the bits of this CPU's copy that are clear in `mask`.
-    pinfold_percpu_and(mask: u64) = |word| word.and(mask);
+    pinfold_percpu_and, pinfold_percpu_array_and(mask: u64) = |copy| copy.and(mask);
     /// Sets the bits of this CPU's copy that are set in `mask`.
-    pinfold_percpu_or(mask: u64) = |word| word.or(mask);
+    pinfold_percpu_or, pinfold_percpu_array_or(mask: u64) = |copy| copy.or(mask);
     /// Stores `value` in this CPU's copy, and returns the old value.
-    pinfold_percpu_xchg(value: u64) -> u64 = |word| word.xchg(value);
+    pinfold_percpu_xchg, pinfold_percpu_array_xchg(value: u64) -> u64 = |copy| copy.xchg(value);
     /// Stores `new` in this CPU's copy if the copy is `expected`, and returns the old value.
-    pinfold_percpu_cmpxchg(expected: u64, new: u64) -> u64 = |word| word.cmpxchg(expected, new);
+    pinfold_percpu_cmpxchg, pinfold_percpu_array_cmpxchg(expected: u64, new: u64) -> u64 =
+        |copy| copy.cmpxchg(expected, new);
+    /// Stores `new` in this CPU's copy if the copy is `*expected`. Otherwise stores the copy in
+    /// `*expected`, and returns false.
+    pinfold_percpu_try_cmpxchg, pinfold_percpu_array_try_cmpxchg(expected: *mut u64, new: u64)
+        -> bool = |copy| {
+        // SAFETY: the caller promises that `expected` is writable.
+        copy.try_cmpxchg(unsafe { &mut *expected }, new)
+    };
     /// Returns the sum of all copies.
-    pinfold_percpu_sum() -> u64 = |word| word.sum();
-}
-
-/// Stores `new` in this CPU's copy if the copy is `*expected`. Otherwise stores the copy in
-/// `*expected`, and returns false.
-///
-/// # Safety
-///
-/// `this` was zero at first, and only these functions have changed it. `expected` is writable.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_percpu_try_cmpxchg(
-    this: &PerCpu<u64>,
-    expected: *mut u64,
-    new: u64,
-) -> bool {
-    // SAFETY: the caller promises both.
-    unsafe { this.try_cmpxchg(&mut *expected, new) }
+    pinfold_percpu_sum, pinfold_percpu_array_sum() -> u64 = |copy| copy.sum();
 }
 
 /// Calls `each` with each CPU's number, or -1 for the copy that CPUs without memory share, and the
@@ -239,4 +255,136 @@ pub unsafe extern "C" fn pinfold_percpu_pair_for_each_cpu(
 pub unsafe extern "C" fn pinfold_percpu_pair_destroy(this: *mut PerCpuPair<u64, u64>) {
     // SAFETY: the caller promises a pair that no other thread uses.
     drop(unsafe { this.replace(PerCpuPair::new()) });
+}
+
+/// Makes an array of `count` words. Returns -1 with EINVAL if `count` is 0, and with ENOMEM if
+/// there is no memory.
+///
+/// # Safety
+///
+/// `this` is writable, and holds no array.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_percpu_array_init(this: *mut Array, count: usize) -> c_int {
+    if count == 0 {
+        return failed(libc::EINVAL);
+    }
+    let Some(array) = Array::new(count) else {
+        return failed(libc::ENOMEM);
+    };
+    // SAFETY: the caller promises that `this` is writable.
+    unsafe { this.write(array) };
+    0
+}
+
+/// Frees the copies. The array is 0 afterwards.
+///
+/// # Safety
+///
+/// `this` is zero, or holds an array that no other thread uses now.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_percpu_array_destroy(this: *mut Array) {
+    // SAFETY: the caller promises an array that no other thread uses. Zero bits are an array
+    // without a block, which has no elements.
+    drop(unsafe { this.replace(zeroed()) });
+}
+
+/// Calls `each` with each CPU's number, or -1 for the copy that CPUs without memory share, and the
+/// element there. Returns -1 with EINVAL if there is no such element, or if `each` is null.
+///
+/// # Safety
+///
+/// `this` is zero, or holds an array. `each` may be called with `context`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_percpu_array_for_each_cpu(
+    this: &Array,
+    at: usize,
+    each: Option<extern "C" fn(c_int, u64, *mut c_void)>,
+    context: *mut c_void,
+) -> c_int {
+    let element = this.at(at);
+    let (Some(each), Some(element)) = (each, element) else {
+        return failed(libc::EINVAL);
+    };
+    // An index is less than 8192.
+    element.for_each_cpu(|cpu, value| each(cpu.map_or(-1, |cpu| cpu as c_int), value, context));
+    0
+}
+
+/// Makes rings of `slots` records of `words` words.
+///
+/// Returns -1 with EINVAL if a number is not a power of two, or if `words` is above 64. Returns -1
+/// with ENOMEM if there is no memory.
+///
+/// # Safety
+///
+/// `this` is writable, and holds no ring.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_percpu_ring_init(
+    this: *mut Ring,
+    words: usize,
+    slots: usize,
+) -> c_int {
+    if !words.is_power_of_two() || !slots.is_power_of_two() || words > MAX_RECORD {
+        return failed(libc::EINVAL);
+    }
+    let Some(ring) = Ring::new(words, slots) else {
+        return failed(libc::ENOMEM);
+    };
+    // SAFETY: the caller promises that `this` is writable.
+    unsafe { this.write(ring) };
+    0
+}
+
+/// Appends the ring's number of words at `record` to this CPU's ring.
+///
+/// Returns -1 with ENOBUFS if the ring is full, and with EAGAIN if the CPU has no ring yet or (on
+/// atomics) another thread is appending. Returns -1 with EINVAL if the ring was not made.
+///
+/// # Safety
+///
+/// `this` is zero, or holds a ring. The words at `record` are readable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_percpu_ring_push(this: &Ring, record: *const u64) -> c_int {
+    let words = this.words();
+    if words == 0 {
+        return failed(libc::EINVAL);
+    }
+    // SAFETY: the caller promises that the words are readable.
+    match this.push(unsafe { core::slice::from_raw_parts(record, words) }) {
+        Ok(()) => 0,
+        Err(PushError::Full) => failed(libc::ENOBUFS),
+        Err(_) => failed(libc::EAGAIN),
+    }
+}
+
+/// Reads the records of all CPUs, and calls `each` with the CPU and the record. Returns the number
+/// of records.
+///
+/// # Safety
+///
+/// `this` is zero, or holds a ring. `each` may be called with `context`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_percpu_ring_drain(
+    this: &Ring,
+    each: Option<extern "C" fn(c_int, *const u64, *mut c_void)>,
+    context: *mut c_void,
+) -> usize {
+    let Some(each) = each else {
+        set_errno(libc::EINVAL);
+        return 0;
+    };
+    // An index is less than 8192.
+    this.drain(|cpu, record| each(cpu as c_int, record.as_ptr(), context))
+}
+
+/// Frees the rings and the records in them. The ring is 0 afterwards.
+///
+/// # Safety
+///
+/// `this` is zero, or holds a ring that no other thread uses now.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_percpu_ring_destroy(this: *mut Ring) {
+    // SAFETY: the caller promises a ring that no other thread uses. Zero bits are a ring without a
+    // block, which has no records.
+    drop(unsafe { this.replace(zeroed()) });
 }

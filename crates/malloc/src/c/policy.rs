@@ -7,7 +7,7 @@
 //! policy, ENOMEM if there is no memory.
 
 use super::cache::{CCache, Constructor, create};
-use super::support::{AsErrno, answer, boxed, failed, null_with, unboxed};
+use super::support::{AsErrno, answer, boxed, failed, methods, null_with, unboxed};
 use super::text::print_into;
 use core::alloc::Layout;
 use core::ffi::{CStr, c_char, c_int, c_uint, c_ulong};
@@ -200,14 +200,9 @@ pub unsafe extern "C" fn pinfold_mempolicy_format(
     unsafe { print_into(buffer, size, copy_of(this)) }
 }
 
-/// Copies a policy (`mpol_dup`). Returns a new handle, or null with ENOMEM.
-///
-/// # Safety
-///
-/// `this` is null, or a handle that the caller holds during the call.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempolicy_dup(this: Option<&CPolicy>) -> *mut CPolicy {
-    held(copy_of(this))
+methods! { Option<&CPolicy>, "`this` is null, or a handle that the caller holds during the call.":
+    /// Copies a policy (`mpol_dup`). Returns a new handle, or null with ENOMEM.
+    pinfold_mempolicy_dup() -> *mut CPolicy = |this| held(copy_of(this));
 }
 
 /// Adds a holder (`mpol_get`), and returns `this`. Costs one atomic add.
@@ -256,24 +251,13 @@ pub unsafe extern "C" fn pinfold_mempolicy_put(this: *mut CPolicy) {
     }
 }
 
-/// Returns the number of the policy's mode.
-///
-/// # Safety
-///
-/// `this` is null, or a handle that the caller holds during the call.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempolicy_mode(this: Option<&CPolicy>) -> c_int {
-    policy_of(this).map_or(0, |policy| policy.mode() as c_int)
-}
-
-/// Returns the bits of the policy's flags.
-///
-/// # Safety
-///
-/// `this` is null, or a handle that the caller holds during the call.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempolicy_flags(this: Option<&CPolicy>) -> c_uint {
-    policy_of(this).map_or(0, |policy| bits_of(policy.flags()))
+methods! { Option<&CPolicy>, "`this` is null, or a handle that the caller holds during the call.":
+    /// Returns the number of the policy's mode.
+    pinfold_mempolicy_mode() -> c_int =
+        |this| policy_of(this).map_or(0, |policy| policy.mode() as c_int);
+    /// Returns the bits of the policy's flags.
+    pinfold_mempolicy_flags() -> c_uint =
+        |this| policy_of(this).map_or(0, |policy| bits_of(policy.flags()));
 }
 
 /// Stores the policy's nodes in a mask of `bits` bits.

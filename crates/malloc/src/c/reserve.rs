@@ -4,7 +4,7 @@
 //! own block. Functions that fail set errno to ENOMEM.
 
 use super::cache::CCache;
-use super::support::{address_or_enomem, answer, boxed_or_errno, unboxed};
+use super::support::{address_or_enomem, answer, boxed_or_errno, methods, unboxed};
 use core::ffi::{c_int, c_void};
 use core::ptr::NonNull;
 use pinfold::slab::{KmemCache, MemPool, OutOfMemory, Prefilled};
@@ -36,36 +36,19 @@ pub unsafe extern "C" fn pinfold_cache_prefill(cache: *const CCache, n: usize) -
     boxed_or_errno(conceivable(cache, n).and_then(|()| cache.prefill(n)))
 }
 
-/// Takes an object from a sheaf (`kmem_cache_alloc_from_sheaf`). Returns null with ENOMEM if the
-/// sheaf is empty. Costs about ten instructions.
-///
-/// # Safety
-///
-/// `this` is a sheaf of this API that has not been destroyed. No other thread uses it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_prefilled_alloc(this: &mut CPrefilled) -> *mut c_void {
-    address_or_enomem(this.alloc())
+methods! { &mut CPrefilled, "`this` is a sheaf of this API that has not been destroyed. No other thread uses it.":
+    /// Takes an object from a sheaf (`kmem_cache_alloc_from_sheaf`). Returns null with ENOMEM if
+    /// the sheaf is empty. Costs about ten instructions.
+    pinfold_prefilled_alloc() -> *mut c_void = |this| address_or_enomem(this.alloc());
+    /// Allocates objects until a sheaf holds `n` objects (`kmem_cache_refill_sheaf`). Returns 0, or
+    /// −1 with ENOMEM.
+    pinfold_prefilled_refill(n: usize) -> c_int =
+        |this| answer(conceivable(this.cache(), n).and_then(|()| this.refill(n)));
 }
 
-/// Returns how many objects a sheaf holds (`kmem_cache_sheaf_size`).
-///
-/// # Safety
-///
-/// `this` is a sheaf of this API that has not been destroyed. No other thread uses it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_prefilled_len(this: &CPrefilled) -> usize {
-    this.len()
-}
-
-/// Allocates objects until a sheaf holds `n` objects (`kmem_cache_refill_sheaf`). Returns 0, or −1
-/// with ENOMEM.
-///
-/// # Safety
-///
-/// `this` is a sheaf of this API that has not been destroyed. No other thread uses it.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_prefilled_refill(this: &mut CPrefilled, n: usize) -> c_int {
-    answer(conceivable(this.cache(), n).and_then(|()| this.refill(n)))
+methods! { &CPrefilled, "`this` is a sheaf of this API that has not been destroyed. No other thread uses it.":
+    /// Returns how many objects a sheaf holds (`kmem_cache_sheaf_size`).
+    pinfold_prefilled_len() -> usize = |this| this.len();
 }
 
 /// Ends a sheaf and frees its objects (`kmem_cache_return_sheaf`). Does nothing if `this` is null.
@@ -93,37 +76,17 @@ pub unsafe extern "C" fn pinfold_mempool_create(cache: *const CCache, min_nr: us
     boxed_or_errno(conceivable(cache, min_nr).and_then(|()| MemPool::new(cache, min_nr)))
 }
 
-/// Allocates an object from the cache, or from the reserve if the cache has no memory
-/// (`mempool_alloc` without waiting). Returns null with ENOMEM if the reserve is empty too.
-///
-/// # Safety
-///
-/// `this` is a pool of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempool_alloc(this: &CPool) -> *mut c_void {
-    address_or_enomem(this.alloc())
-}
-
-/// Allocates an object, and waits until there is one (`mempool_alloc`). Never returns null. Must
-/// not be called in a signal handler.
-///
-/// # Safety
-///
-/// `this` is a pool of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempool_alloc_wait(this: &CPool) -> *mut c_void {
-    this.alloc_wait().as_ptr().cast()
-}
-
-/// Allocates an object from the reserve (`mempool_alloc_preallocated`). Returns null with ENOMEM if
-/// the reserve is empty. Takes the pool's lock.
-///
-/// # Safety
-///
-/// `this` is a pool of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempool_alloc_preallocated(this: &CPool) -> *mut c_void {
-    address_or_enomem(this.alloc_preallocated())
+methods! { &CPool, "`this` is a pool of this API that has not been destroyed.":
+    /// Allocates an object from the cache, or from the reserve if the cache has no memory
+    /// (`mempool_alloc` without waiting). Returns null with ENOMEM if the reserve is empty too.
+    pinfold_mempool_alloc() -> *mut c_void = |this| address_or_enomem(this.alloc());
+    /// Allocates an object, and waits until there is one (`mempool_alloc`). Never returns null.
+    /// Must not be called in a signal handler.
+    pinfold_mempool_alloc_wait() -> *mut c_void = |this| this.alloc_wait().as_ptr().cast();
+    /// Allocates an object from the reserve (`mempool_alloc_preallocated`). Returns null with
+    /// ENOMEM if the reserve is empty. Takes the pool's lock.
+    pinfold_mempool_alloc_preallocated() -> *mut c_void =
+        |this| address_or_enomem(this.alloc_preallocated());
 }
 
 /// Frees an object (`mempool_free`): to the reserve, or to the cache if the reserve is full. Does
@@ -142,25 +105,13 @@ pub unsafe extern "C" fn pinfold_mempool_free(this: &CPool, object: *mut c_void)
     }
 }
 
-/// Sets the size of the reserve to `min_nr` objects (`mempool_resize`). Returns 0, or −1 with
-/// ENOMEM.
-///
-/// # Safety
-///
-/// `this` is a pool of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempool_resize(this: &CPool, min_nr: usize) -> c_int {
-    answer(conceivable(this.cache(), min_nr).and_then(|()| this.resize(min_nr)))
-}
-
-/// Returns how many objects the reserve holds. Takes the pool's lock.
-///
-/// # Safety
-///
-/// `this` is a pool of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_mempool_available(this: &CPool) -> usize {
-    this.kept()
+methods! { &CPool, "`this` is a pool of this API that has not been destroyed.":
+    /// Sets the size of the reserve to `min_nr` objects (`mempool_resize`). Returns 0, or −1 with
+    /// ENOMEM.
+    pinfold_mempool_resize(min_nr: usize) -> c_int =
+        |this| answer(conceivable(this.cache(), min_nr).and_then(|()| this.resize(min_nr)));
+    /// Returns how many objects the reserve holds. Takes the pool's lock.
+    pinfold_mempool_available() -> usize = |this| this.kept();
 }
 
 /// Ends a pool and frees its reserve to the cache (`mempool_destroy`). Does nothing if `this` is

@@ -3,7 +3,7 @@
 //! set, ENOMEM if there is no memory.
 
 use super::policy::{CPolicy, held, policy_of};
-use super::support::{answer, boxed, null_with, unboxed};
+use super::support::{answer, boxed, methods, null_with, unboxed};
 use core::ffi::c_int;
 use pinfold::mempolicy::SharedPolicy;
 
@@ -14,58 +14,31 @@ pub extern "C" fn pinfold_shared_policy_create() -> *mut SharedPolicy {
     boxed(SharedPolicy::new())
 }
 
-/// Gives the pages from `start` to `end - 1` a copy of `policy` (`mpol_set_shared_policy`). If
-/// `policy` is null, removes their policy.
-///
-/// Returns 0. If it fails, returns −1 with errno, and changes nothing.
-///
-/// # Safety
-///
-/// `this` is a map of this API that has not been destroyed. `policy` is null, or a handle that the
-/// caller holds during the call.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_shared_policy_set(
-    this: &SharedPolicy,
-    start: u64,
-    end: u64,
-    policy: Option<&CPolicy>,
-) -> c_int {
-    answer(this.set(start..end, policy_of(policy)))
+methods! { &SharedPolicy, "`this` is a map of this API that has not been destroyed. `policy` is null, or a handle that the caller holds during the call.":
+    /// Gives the pages from `start` to `end - 1` a copy of `policy` (`mpol_set_shared_policy`). If
+    /// `policy` is null, removes their policy.
+    ///
+    /// Returns 0. If it fails, returns −1 with errno, and changes nothing.
+    pinfold_shared_policy_set(start: u64, end: u64, policy: Option<&CPolicy>) -> c_int =
+        |this| answer(this.set(start..end, policy_of(policy)));
+    /// Gives the pages that no range has a policy for a copy of `policy`, as the `mpol=` of a
+    /// mounted tmpfs. If `policy` is null, removes that policy.
+    ///
+    /// Returns 0. If it fails, returns −1 with errno, and changes nothing.
+    pinfold_shared_policy_set_default(policy: Option<&CPolicy>) -> c_int =
+        |this| answer(this.set_default(policy_of(policy)));
 }
 
-/// Gives the pages that no range has a policy for a copy of `policy`, as the `mpol=` of a mounted
-/// tmpfs. If `policy` is null, removes that policy.
-///
-/// Returns 0. If it fails, returns −1 with errno, and changes nothing.
-///
-/// # Safety
-///
-/// `this` is a map of this API that has not been destroyed. `policy` is null, or a handle that the
-/// caller holds during the call.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_shared_policy_set_default(
-    this: &SharedPolicy,
-    policy: Option<&CPolicy>,
-) -> c_int {
-    answer(this.set_default(policy_of(policy)))
-}
-
-/// Returns a new handle of a copy of the page's policy (`mpol_shared_policy_lookup`): the range's,
-/// or else the map's default. Returns null with ENOENT if there is neither, or with ENOMEM
-/// if there is no memory.
-///
-/// # Safety
-///
-/// `this` is a map of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_shared_policy_lookup(
-    this: &SharedPolicy,
-    page: u64,
-) -> *mut CPolicy {
-    match this.lookup(page) {
-        Some(policy) => held(policy),
-        None => null_with(libc::ENOENT),
-    }
+methods! { &SharedPolicy, "`this` is a map of this API that has not been destroyed.":
+    /// Returns a new handle of a copy of the page's policy (`mpol_shared_policy_lookup`): the
+    /// range's, or else the map's default. Returns null with ENOENT if there is neither, or with
+    /// ENOMEM if there is no memory.
+    pinfold_shared_policy_lookup(page: u64) -> *mut CPolicy = |this| {
+        match this.lookup(page) {
+            Some(policy) => held(policy),
+            None => null_with(libc::ENOENT),
+        }
+    };
 }
 
 /// Ends a map. Does nothing if `this` is null. Policies that were looked up stay valid.

@@ -4,7 +4,7 @@
 //! Functions that fail set errno to EINVAL.
 
 use super::cache::{CCache, HARDENED, bits_of};
-use super::support::failed;
+use super::support::{failed, methods};
 use super::text::{c_name, print_into, str_of};
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use pinfold::slab::{Info, caches, slabinfo};
@@ -155,24 +155,21 @@ pub struct CStatistics {
     pub stride: usize,
 }
 
-/// Returns the counts of the slow paths. Takes the nodes' locks.
-///
-/// # Safety
-///
-/// `this` is a cache of this API that has not been destroyed.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_cache_statistics(this: &CCache) -> CStatistics {
-    let cache = &this.cache;
-    let counted = cache.statistics();
-    CStatistics {
-        alloc_slowpath: counted.alloc_slowpath,
-        free_slowpath: counted.free_slowpath,
-        barn_get: counted.barn_get,
-        barn_put: counted.barn_put,
-        slab_alloc: counted.slab_alloc,
-        slab_free: counted.slab_free,
-        slabs: counted.slabs,
-        sheaf_capacity: counted.sheaf_capacity,
-        stride: cache.stride(),
-    }
+methods! { &CCache, "`this` is a cache of this API that has not been destroyed.":
+    /// Returns the counts of the slow paths. Takes the nodes' locks.
+    pinfold_cache_statistics() -> CStatistics = |this| {
+        let cache = &this.cache;
+        let counted = cache.statistics();
+        CStatistics {
+            alloc_slowpath: counted.alloc_slowpath,
+            free_slowpath: counted.free_slowpath,
+            barn_get: counted.barn_get,
+            barn_put: counted.barn_put,
+            slab_alloc: counted.slab_alloc,
+            slab_free: counted.slab_free,
+            slabs: counted.slabs,
+            sheaf_capacity: counted.sheaf_capacity,
+            stride: cache.stride(),
+        }
+    };
 }

@@ -102,6 +102,23 @@ impl AsErrno for FenceError {
     }
 }
 
+/// Defines C functions on a handle: the type of the handle, what the caller promises, and for each
+/// function the documentation, the name, the arguments after the handle, and the Rust expression.
+macro_rules! methods {
+    ($handle:ty, $promise:literal: $($(#[doc = $doc:literal])+ $name:ident($($arg:ident: $arg_type:ty),*) $(-> $result:ty)? = |$this:ident| $body:expr;)*) => {$(
+        $(#[doc = $doc])+
+        ///
+        /// # Safety
+        ///
+        #[doc = $promise]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($this: $handle, $($arg: $arg_type),*) $(-> $result)? {
+            $body
+        }
+    )*};
+}
+pub(super) use methods;
+
 /// Sets errno, and returns null.
 pub(super) fn null_with<T>(errno: c_int) -> *mut T {
     set_errno(errno);
