@@ -264,17 +264,11 @@ pub enum Wrong {
     Policy(mempolicy::ParseError),
 }
 
-impl fmt::Display for Wrong {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Wrong::Values(values) => write!(f, "give {values}, or unset it"),
-            Wrong::SlabDebug(error) => error.fmt(f),
-            Wrong::Policy(error) => error.fmt(f),
-        }
-    }
+pinfold_rseq::error_texts! { Wrong:
+    Wrong::Values(values) => "give {values}, or unset it";
+    Wrong::SlabDebug(error) => "{error}";
+    Wrong::Policy(error) => "{error}";
 }
-
-impl core::error::Error for Wrong {}
 
 /// Writes a line to standard error for each variable whose value is ignored. The preload library
 /// calls this before the program's `main`. Reads each variable once.

@@ -75,15 +75,8 @@ const PTHREAD_CANCEL_DISABLE: libc::c_int = 1;
 
 /// Returns the size of an OS page in bytes.
 pub(crate) fn page_size() -> usize {
-    static SIZE: AtomicUsize = AtomicUsize::new(0);
-    match SIZE.load(Relaxed) {
-        0 => {
-            let size = kernel::page_size();
-            SIZE.store(size, Relaxed);
-            size
-        }
-        size => size,
-    }
+    static SIZE: Once = Once::new();
+    SIZE.get_or_read(kernel::page_size)
 }
 
 /// Returns the bytes of physical memory. Asks the system once.

@@ -40,14 +40,11 @@ fn key() -> Option<libc::pthread_key_t> {
     // SAFETY: `fresh` is writable, and the destructor stays loaded.
     let error = unsafe { libc::pthread_key_create(&raw mut fresh, Some(this_thread_ends)) };
     let mine = if error == 0 { fresh + 1 } else { NONE };
-    match KEY.compare_exchange(0, mine, AcqRel, Acquire) {
-        Ok(_) => {}
-        // Another thread has stored its key already.
-        Err(_) if error == 0 => {
-            // SAFETY: this thread made the key above, and no thread has a value under it.
-            unsafe { libc::pthread_key_delete(fresh) };
-        }
-        Err(_) => {}
+    let stored = KEY.compare_exchange(0, mine, AcqRel, Acquire);
+    // Another thread may have stored its key already.
+    if stored.is_err() && error == 0 {
+        // SAFETY: this thread made the key above, and no thread has a value under it.
+        unsafe { libc::pthread_key_delete(fresh) };
     }
     key()
 }

@@ -6,8 +6,6 @@
 /// This crate never writes the id fields, because the kernel may kill a process that does (since
 /// Linux 6.19).
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold_rseq::abi::{MM_CID, Rseq};
 ///
@@ -36,8 +34,6 @@ pub struct Rseq {
 ///
 /// The assembly lays descriptors out. This type documents the layout, and a test checks its
 /// offsets.
-///
-/// # Examples
 ///
 /// ```
 /// assert_eq!(size_of::<pinfold_rseq::abi::Descriptor>(), 32);

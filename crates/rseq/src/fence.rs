@@ -14,8 +14,6 @@ use core::sync::atomic::Ordering::Relaxed;
 ///
 /// The kernel is older than 5.10, or a sandbox forbids `membarrier`.
 ///
-/// # Examples
-///
 /// ```
 /// let error = pinfold_rseq::FenceError { errno: 38 };
 /// assert!(error.to_string().contains("errno 38"));
@@ -26,17 +24,10 @@ pub struct FenceError {
     pub errno: i32,
 }
 
-impl core::fmt::Display for FenceError {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        write!(
-            f,
-            "membarrier cannot fence restartable sequences (errno {}): it needs Linux 5.10 and a sandbox that lets membarrier pass",
-            self.errno
-        )
-    }
+crate::error_texts! { FenceError:
+    FenceError { errno } => "membarrier cannot fence restartable sequences (errno {errno}): it \
+        needs Linux 5.10 and a sandbox that lets membarrier pass";
 }
-
-impl core::error::Error for FenceError {}
 
 /// Returns when every operation that began before the call, on any CPU, has committed or was
 /// aborted.

@@ -73,6 +73,7 @@ mod arch;
 mod atomic;
 #[doc(hidden)]
 pub mod env;
+mod error;
 mod fence;
 #[doc(hidden)]
 pub mod kernel;

@@ -9,8 +9,6 @@ use core::ptr::null_mut;
 
 /// The result of [`selftest`].
 ///
-/// # Examples
-///
 /// ```
 /// let result = pinfold_rseq::selftest();
 /// assert_eq!(result.passed(), result.registered && result.operations && result.aborts);

@@ -14,8 +14,6 @@ use core::sync::atomic::{AtomicIsize, AtomicU8, AtomicUsize};
 
 /// The number that selects the unit.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold_rseq::{Backend, Index};
 ///
@@ -38,8 +36,6 @@ pub enum Index {
 pub const VARIABLE: &str = "PINFOLD_RSEQ";
 
 /// How operations are carried out.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold_rseq::{Backend, Missing};
@@ -111,17 +107,9 @@ impl fmt::Display for Backend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackendError;
 
-impl fmt::Display for BackendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not a backend: give off, cpu or cid")
-    }
-}
-
-impl core::error::Error for BackendError {}
+crate::error_texts! { BackendError: BackendError => "not a backend: give off, cpu or cid"; }
 
 /// Why restartable sequences are not in use.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold_rseq::Missing;

@@ -198,15 +198,6 @@ fn mapped(more: usize, less: usize) {
 ///
 /// Returns `None` if the system has no memory. Costs up to three system calls. Takes no lock, so
 /// that signal handlers may call it at any point.
-///
-/// ```
-/// use pinfold::internal::arena::{HUGE, alloc_huge, free_huge, huge_size};
-///
-/// let block = alloc_huge(HUGE, 4096).expect("memory");
-/// assert_eq!(huge_size(block.as_ptr()), Some(HUGE));
-/// // SAFETY: the block is not used afterwards.
-/// assert!(unsafe { free_huge(block.as_ptr()) });
-/// ```
 pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
     let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
     if size > isize::MAX as usize || align > isize::MAX as usize {

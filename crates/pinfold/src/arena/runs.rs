@@ -73,15 +73,6 @@ pub(super) fn arena_of(node: usize) -> &'static Lock<Arena> {
 }
 
 /// A run from [`alloc_run`].
-///
-/// ```
-/// use pinfold::internal::arena::{GRANULE, LARGE, alloc_run, free_run, node_here};
-///
-/// let run = alloc_run(2, node_here(), LARGE, false).expect("memory");
-/// assert_eq!(run.start.as_ptr() as usize % GRANULE, 0);
-/// // SAFETY: the run came from `alloc_run` and is not used afterwards.
-/// unsafe { free_run(run.start) };
-/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Run {
     /// Where the run begins: a multiple of [`GRANULE`].

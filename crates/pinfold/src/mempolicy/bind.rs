@@ -73,8 +73,6 @@ impl Mempolicy {
     ///
     /// O(n) in the number of nodes.
     ///
-    /// # Examples
-    ///
     /// ```
     /// use pinfold::mempolicy::Mempolicy;
     ///

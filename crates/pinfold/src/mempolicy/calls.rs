@@ -18,8 +18,6 @@ use pinfold_rseq::syscall;
 
 /// Which existing pages move, if they lie on other nodes than a new policy says.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::mempolicy::{self, Mempolicy, Move};
 ///
@@ -49,28 +47,23 @@ pub(super) fn ask(call: Syscall, answer: Answer<usize>) -> Result<usize, PolicyE
 
 /// Turns the kernel's `EPERM` into [`PolicyError::NeedsRights`], and leaves a filter's `EPERM`.
 ///
-/// `nothing` makes the same system call with nothing to do. The kernel permits this call to all
-/// processes. So if this call fails with the same error, a filter forbids it.
-pub(super) fn rights(
-    error: PolicyError,
-    call: Syscall,
-    nothing: impl FnOnce() -> Result<usize, PolicyError>,
-) -> PolicyError {
+/// The kernel permits a call with nothing to do to all processes. So if this call fails with the
+/// same error, a filter forbids it.
+pub(super) fn rights(error: PolicyError, call: Syscall, number: c_long) -> PolicyError {
     if error.errno() != Some(libc::EPERM) {
         return error;
     }
-    match nothing() {
+    match do_nothing(call, number) {
         Err(again) if again == error => error,
         _ => PolicyError::NeedsRights(call),
     }
 }
 
-/// Calls `mbind` for an empty range.
-fn bind_nothing() -> Result<usize, PolicyError> {
-    // SAFETY: the node mask is null, and the range is empty.
-    ask(Syscall::Mbind, unsafe {
-        syscall(abi::MBIND, [0, 0, 0, 0, 0, 0])
-    })
+/// Makes a call that sets the policy of a range or moves pages, with nothing to do.
+fn do_nothing(call: Syscall, number: c_long) -> Result<usize, PolicyError> {
+    // SAFETY: ranges and lists are empty, and masks are null. So the kernel reads and writes no
+    // memory.
+    ask(call, unsafe { syscall(number, [0; 6]) })
 }
 
 /// Checks whether this process can set policies.
@@ -92,7 +85,7 @@ fn bind_nothing() -> Result<usize, PolicyError> {
 /// ```
 pub fn available() -> Result<(), PolicyError> {
     get(0, 0).map(drop)?;
-    bind_nothing()?;
+    do_nothing(Syscall::Mbind, abi::MBIND)?;
     // The kernel has no mode 0xff, so the call changes nothing. `EINVAL` shows that the call
     // reached the kernel.
     // SAFETY: the node mask is null.
@@ -323,7 +316,7 @@ pub fn apply(
         )
     });
     answer.map_err(|error| match moving {
-        Move::All => rights(explained(error, policy), Syscall::Mbind, bind_nothing),
+        Move::All => rights(explained(error, policy), Syscall::Mbind, abi::MBIND),
         _ => explained(error, policy),
     })?;
     policy

@@ -1,12 +1,10 @@
 //! The errors of policies and of their system calls, with what to do about each.
 
 use super::Mode;
+use super::refusal::Refusal;
 use crate::topology::{MAX_NODES, NodeId};
-use core::fmt;
 
 /// A system call for policies.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Syscall, PolicyError};
@@ -46,8 +44,6 @@ impl Syscall {
 }
 
 /// Why a policy is invalid, or why a system call for it failed. The text says what to do about it.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Mempolicy, PolicyError};
@@ -117,72 +113,32 @@ impl PolicyError {
     }
 }
 
-impl fmt::Display for PolicyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            PolicyError::NeedsNodes(mode) => {
-                write!(f, "{0} needs nodes; name some, as in {0}:0-1", mode.name())
-            }
-            PolicyError::TakesNoNodes(mode) => {
-                write!(f, "{} takes no nodes; leave them out", mode.name())
-            }
-            PolicyError::TakesOneNode => {
-                f.write_str("prefer takes one node; for several nodes use the mode \"prefer (many)\"")
-            }
-            PolicyError::TakesNoFlags(mode) => {
-                let name = mode.name();
-                write!(
-                    f,
-                    "static and relative say how nodes are counted, and {name} takes no nodes; leave the flag out"
-                )
-            }
-            PolicyError::StaticAndRelative => {
-                f.write_str("static and relative exclude each other; use one of them")
-            }
-            PolicyError::TakesNoBalancing(mode) => {
-                let name = mode.name();
-                write!(
-                    f,
-                    "balancing goes with bind and prefer (many), not with {name}; leave it out"
-                )
-            }
-            PolicyError::TakesNoHome(mode) => {
-                let name = mode.name();
-                write!(
-                    f,
-                    "a home node goes with bind and prefer (many), not with {name}; leave it out"
-                )
-            }
-            PolicyError::HomeOfThread => f.write_str(
-                "a thread's policy has no home node; leave it out, or apply the policy to a range",
-            ),
-            PolicyError::UnknownMode(mode) => write!(
-                f,
-                "the kernel answers with mode {mode}, which this version does not know; set another policy"
-            ),
-            PolicyError::NodeTooLarge(NodeId(node)) => {
-                write!(f, "there is no node {node}; numbers are below {MAX_NODES}")
-            }
-            PolicyError::NoneAllowed(mode) => write!(
-                f,
-                "none of the nodes of {} may be used here; see Mems_allowed_list in /proc/self/status, and \
-                 /sys/devices/system/node/has_memory",
-                mode.name()
-            ),
-            PolicyError::NeedsRights(Syscall::Mbind) => f.write_str(
-                "mbind: moving pages that others map too needs CAP_SYS_NICE; Move::Own moves the rest",
-            ),
-            PolicyError::NeedsRights(call) => write!(
-                f,
-                "{}: pages that others map too, another's process, and nodes that it may not use need CAP_SYS_NICE",
-                call.name()
-            ),
-            PolicyError::LengthsDiffer => {
-                f.write_str("there must be one target and one answer for each page")
-            }
-            PolicyError::Refused { call, errno } => super::refusal::explain(call, errno, f),
-        }
-    }
+pinfold_rseq::error_texts! { PolicyError:
+    PolicyError::NeedsNodes(mode) => "{0} needs nodes; name some, as in {0}:0-1", mode.name();
+    PolicyError::TakesNoNodes(mode) => "{} takes no nodes; leave them out", mode.name();
+    PolicyError::TakesOneNode =>
+        "prefer takes one node; for several nodes use the mode \"prefer (many)\"";
+    PolicyError::TakesNoFlags(mode) => "static and relative say how nodes are counted, and {} \
+        takes no nodes; leave the flag out", mode.name();
+    PolicyError::StaticAndRelative =>
+        "static and relative exclude each other; use one of them";
+    PolicyError::TakesNoBalancing(mode) =>
+        "balancing goes with bind and prefer (many), not with {}; leave it out", mode.name();
+    PolicyError::TakesNoHome(mode) =>
+        "a home node goes with bind and prefer (many), not with {}; leave it out", mode.name();
+    PolicyError::HomeOfThread =>
+        "a thread's policy has no home node; leave it out, or apply the policy to a range";
+    PolicyError::UnknownMode(mode) => "the kernel answers with mode {mode}, which this version \
+        does not know; set another policy";
+    PolicyError::NodeTooLarge(NodeId(node)) =>
+        "there is no node {node}; numbers are below {MAX_NODES}";
+    PolicyError::NoneAllowed(mode) => "none of the nodes of {} may be used here; see \
+        Mems_allowed_list in /proc/self/status, and /sys/devices/system/node/has_memory",
+        mode.name();
+    PolicyError::NeedsRights(Syscall::Mbind) => "mbind: moving pages that others map too needs \
+        CAP_SYS_NICE; Move::Own moves the rest";
+    PolicyError::NeedsRights(call) => "{}: pages that others map too, another's process, and nodes \
+        that it may not use need CAP_SYS_NICE", call.name();
+    PolicyError::LengthsDiffer => "there must be one target and one answer for each page";
+    PolicyError::Refused { call, errno } => "{}: {}", call.name(), Refusal(*call, *errno);
 }
-
-impl core::error::Error for PolicyError {}

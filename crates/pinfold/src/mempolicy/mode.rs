@@ -5,8 +5,6 @@ use core::ops::BitOr;
 
 /// What a policy does with its nodes. The numbers are the kernel's `MPOL_*`.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::mempolicy::{Mempolicy, Mode};
 ///
@@ -50,8 +48,6 @@ impl Mode {
 
     /// Returns the mode's name as the kernel prints it. The kernel's own parser accepts it.
     ///
-    /// # Examples
-    ///
     /// ```
     /// use pinfold::mempolicy::Mode;
     ///
@@ -81,8 +77,6 @@ impl Mode {
 }
 
 /// How a policy's nodes follow the allowed nodes: a set of flags, combined by `|`.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::Flags;

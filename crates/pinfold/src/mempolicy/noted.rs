@@ -55,8 +55,6 @@ const COUNT_SHIFT: u32 = MASK_BITS + 4;
 /// when a program calls `set_mempolicy`. Call this function after a system call that Pinfold cannot
 /// see. Costs one atomic add.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::mempolicy;
 ///

@@ -26,8 +26,6 @@ use crate::topology::{CpuSet, NodeId, NodeSet, Topology, facts};
 ///
 /// Plain data of about 9 KiB. Holds the machine's first 64 nodes.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::mempolicy::Distances;
 /// use pinfold::topology::{NodeId, Topology};
@@ -72,8 +70,6 @@ impl Distances {
     ///
     /// `between` gives the distance from the first node's CPUs to the second node's memory: 10 for
     /// the node itself, at most 255.
-    ///
-    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::Distances;

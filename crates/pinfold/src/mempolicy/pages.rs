@@ -8,8 +8,6 @@ use pinfold_rseq::syscall;
 
 /// The kernel's answer for a page: its node, or an error.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::mempolicy::{PageNode, nodes_of_pages};
 ///
@@ -162,7 +160,7 @@ pub fn move_pages(
                 ],
             )
         });
-        let refused = |error| rights(error, Syscall::MovePages, move_nothing);
+        let refused = |error| rights(error, Syscall::MovePages, abi::MOVE_PAGES);
         left += answer.map_err(refused)?;
     }
     Ok(left)
@@ -205,20 +203,6 @@ pub fn migrate(pid: i32, from: &NodeSet, to: &NodeSet) -> Result<usize, PolicyEr
             [pid as usize, bits, from as usize, to as usize],
         )
     });
-    let refused = |error| rights(error, Syscall::MigratePages, migrate_nothing);
+    let refused = |error| rights(error, Syscall::MigratePages, abi::MIGRATE_PAGES);
     answer.map_err(refused)
-}
-
-fn move_nothing() -> Result<usize, PolicyError> {
-    // SAFETY: the lists have no elements, so the kernel reads and writes none.
-    ask(Syscall::MovePages, unsafe {
-        syscall(abi::MOVE_PAGES, [0, 0, 0, 0, 0, 0])
-    })
-}
-
-fn migrate_nothing() -> Result<usize, PolicyError> {
-    // SAFETY: the masks have no bits, so the kernel reads none.
-    ask(Syscall::MigratePages, unsafe {
-        syscall(abi::MIGRATE_PAGES, [0, 0, 0, 0])
-    })
 }

@@ -8,8 +8,6 @@ use core::fmt;
 
 /// What is wrong with a piece of a policy's text.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::mempolicy::{Mempolicy, Mode, PolicyError, Wrong};
 ///
@@ -58,8 +56,6 @@ const KEPT: usize = 24;
 /// Which piece of a policy's text is wrong, where it begins, and what to write instead.
 ///
 /// Holds a copy of the piece, cut after 24 bytes. Allocates nothing.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Mempolicy, Wrong};

@@ -120,8 +120,6 @@ impl Mempolicy {
 
     /// Makes the policy `local`: memory comes from the node of the CPU that first touches the page.
     ///
-    /// # Examples
-    ///
     /// ```
     /// use pinfold::mempolicy::Mempolicy;
     ///
@@ -374,8 +372,6 @@ fn check_node(node: NodeId) -> Result<(), PolicyError> {
 /// policy, else [`SYSTEM_DEFAULT`].
 ///
 /// A `default` policy counts as no policy. Costs two comparisons. Counts no reference.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Mempolicy, SYSTEM_DEFAULT, effective};

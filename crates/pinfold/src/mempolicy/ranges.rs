@@ -46,7 +46,6 @@ use super::primitive::{AtomicPtr, AtomicU64};
 use super::table::{Array, Entry, Filling, Record, Table, View, Words, are_equal, load_all};
 use crate::lock::{Hooks, Lock, Rank};
 use crate::{fork, sys};
-use core::fmt;
 use core::iter::once;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
@@ -55,8 +54,6 @@ use core::sync::atomic::Ordering::Relaxed;
 static WRITER: Lock<()> = Lock::new(Rank::Policies, ());
 
 /// Why a range of a shared policy cannot be set.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{RangeError, SharedPolicy};
@@ -81,26 +78,16 @@ pub enum RangeError {
     UnknownNodes,
 }
 
-impl fmt::Display for RangeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            RangeError::Empty => "the range has no pages: its start must be below its end",
-            RangeError::Busy => {
-                "this signal handler has interrupted a change of a shared policy: set it after the handler"
-            }
-            RangeError::NoNodes => {
-                "none of the policy's nodes may be used here; see Mems_allowed_list in /proc/self/status"
-            }
-            RangeError::UnknownNodes => {
-                "this process could use none of the policy's new nodes when it started; \
-                 start it again to use them"
-            }
-            RangeError::OutOfMemory => "no memory for another range of a shared policy",
-        })
-    }
+pinfold_rseq::error_texts! { RangeError:
+    RangeError::Empty => "the range has no pages: its start must be below its end";
+    RangeError::Busy =>
+        "this signal handler has interrupted a change of a shared policy: set it after the handler";
+    RangeError::NoNodes =>
+        "none of the policy's nodes may be used here; see Mems_allowed_list in /proc/self/status";
+    RangeError::UnknownNodes => "this process could use none of the policy's new nodes when it \
+        started; start it again to use them";
+    RangeError::OutOfMemory => "no memory for another range of a shared policy";
 }
-
-impl core::error::Error for RangeError {}
 
 /// A map from ranges of pages to words.
 pub(crate) struct Ranges<const WORDS: usize> {

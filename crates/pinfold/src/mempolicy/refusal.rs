@@ -3,12 +3,15 @@
 use super::Syscall;
 use core::fmt;
 
-/// Writes why the call was refused, and what to do about it.
-pub(super) fn explain(call: Syscall, errno: i32, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let name = call.name();
-    match reason(call, errno) {
-        Some(reason) => write!(f, "{name}: {reason}"),
-        None => write!(f, "{name}: refused with errno {errno}"),
+/// Why the kernel refused a call, and what to do about it.
+pub(super) struct Refusal(pub(super) Syscall, pub(super) i32);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match reason(self.0, self.1) {
+            Some(reason) => f.write_str(reason),
+            None => write!(f, "refused with errno {}", self.1),
+        }
     }
 }
 

@@ -22,8 +22,6 @@ use core::ops::Range;
 ///   each range that it had at once, until the map is dropped. [`rebind`](Self::rebind) takes up
 ///   to 400 bytes more for each range.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::mempolicy::{Mempolicy, SharedPolicy};
 ///
@@ -70,8 +68,6 @@ impl Default for SharedPolicy {
 
 impl SharedPolicy {
     /// Makes a map without ranges. Takes no memory.
-    ///
-    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::SharedPolicy;
@@ -309,8 +305,6 @@ impl fmt::Debug for SharedPolicy {
 }
 
 /// The ranges of a [`SharedPolicy`] at one moment. [`SharedPolicy::ranges`] returns them.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Mempolicy, SharedPolicy};

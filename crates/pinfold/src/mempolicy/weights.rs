@@ -6,8 +6,6 @@ use core::fmt::Write;
 
 /// A weight for each node, from 1 to 255. Plain data of 1 KiB.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::mempolicy::Weights;
 /// use pinfold::topology::NodeId;
@@ -32,8 +30,6 @@ impl Weights {
     ///
     /// A node has weight 1 if its file is missing, as before Linux 6.9, or makes no sense. One file
     /// read for each node.
-    ///
-    /// # Examples
     ///
     /// ```
     /// use pinfold::mempolicy::Weights;

@@ -25,8 +25,6 @@ use crate::topology::{NodeId, NodeSet};
 /// Takes time in proportion to the number of nodes. A policy without nodes, such as `interleave`
 /// before it is bound, gives the local node.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::mempolicy::{Distances, Mempolicy, Weights, node_for};
 /// use pinfold::topology::{NodeId, NodeSet};
@@ -68,8 +66,6 @@ pub fn node_for(
 /// | `bind` | the policy's nodes by distance from the home node, or from `from`; no others |
 /// | `prefer (many)` | the policy's nodes, then the others, both by distance as for `bind` |
 /// | others | all nodes by distance from `from` |
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::mempolicy::{Distances, Mempolicy, zonelist};

@@ -8,8 +8,6 @@ use core::fmt::{self, Write};
 
 /// The page lists of all CPUs for one node's pages, in the terms of the kernel's zoneinfo.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::pages::Pages;
 ///

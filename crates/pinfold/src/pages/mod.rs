@@ -59,8 +59,6 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// A pool of pages, with policies for ranges of places.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::mempolicy::Mempolicy;
 /// use pinfold::pages::Pages;

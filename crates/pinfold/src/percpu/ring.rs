@@ -31,18 +31,11 @@ pub enum PushError {
     Unavailable,
 }
 
-impl fmt::Display for PushError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            PushError::Full => "this CPU's ring is full",
-            PushError::Unavailable => {
-                "this CPU's ring has no memory, or another thread is using it: try again, or drop the record"
-            }
-        })
-    }
+pinfold_rseq::error_texts! { PushError:
+    PushError::Full => "this CPU's ring is full";
+    PushError::Unavailable => "this CPU's ring has no memory, or another thread is using it: try \
+        again, or drop the record";
 }
-
-impl core::error::Error for PushError {}
 
 /// A ring of records with a part for each CPU. A record is `WORDS` words, and each CPU has room for
 /// `SLOTS` records.
@@ -139,18 +132,42 @@ impl Shape {
         Err(PushError::Unavailable)
     }
 
+    /// Reads the records of all CPUs into `records`, which have room for a record each, and calls
+    /// `f` with the CPU and the record. Returns the number of records.
+    ///
+    /// `block` holds the offset of a block of this shape if it holds one.
+    #[inline(always)]
+    pub(super) fn drain<R: AsMut<[u64]>>(
+        self,
+        block: &LazyBlock,
+        records: &mut [R],
+        mut f: impl FnMut(usize, &R),
+    ) -> usize {
+        let Some(offset) = block.get() else {
+            return 0;
+        };
+        let mut count = 0;
+        for cpu in counter_units::used() {
+            // Acquire pairs with the release of `append`: this thread sees the records.
+            let end = word_at(cpu, offset).load(Acquire);
+            loop {
+                let read = self.read(cpu, offset, end, records);
+                records[..read].iter().for_each(|record| f(cpu, record));
+                count += read;
+                if read < records.len() {
+                    break;
+                }
+            }
+        }
+        count
+    }
+
     /// Copies the first records of `cpu` that begin before `end`, and gives their slots back.
     /// Returns their number.
     ///
     /// `offset` is that of a block of this shape. Each of `records` has room for a record.
     #[inline(always)]
-    pub(super) fn read(
-        self,
-        cpu: usize,
-        offset: usize,
-        end: u64,
-        records: &mut [impl AsMut<[u64]>],
-    ) -> usize {
+    fn read(self, cpu: usize, offset: usize, end: u64, records: &mut [impl AsMut<[u64]>]) -> usize {
         let Some(_reading) = READERS.lock() else {
             return 0;
         };
@@ -224,24 +241,8 @@ impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
     /// to one of them. A CPU with nothing to read costs two cache misses. `f` may append. Not for
     /// signal handlers. Uses stack space for eight records.
     pub fn drain(&self, mut f: impl FnMut(usize, [u64; WORDS])) -> usize {
-        let Some(offset) = self.block.get() else {
-            return 0;
-        };
-        let mut count = 0;
-        for cpu in counter_units::used() {
-            // Acquire pairs with the release of `append`: this thread sees the records.
-            let end = word_at(cpu, offset).load(Acquire);
-            loop {
-                let mut records = [[0; WORDS]; AT_ONCE];
-                let read = Self::SHAPE.read(cpu, offset, end, &mut records);
-                records[..read].iter().for_each(|&record| f(cpu, record));
-                count += read;
-                if read < AT_ONCE {
-                    break;
-                }
-            }
-        }
-        count
+        let mut records = [[0; WORDS]; AT_ONCE];
+        Self::SHAPE.drain(&self.block, &mut records, |cpu, &record| f(cpu, record))
     }
 }
 

@@ -8,8 +8,7 @@ use super::list::register_fork;
 use super::place::InBlock;
 use super::ring::Shape;
 use super::{PushError, WORD};
-use crate::counter_units::{self, LazyBlock, word_at};
-use core::sync::atomic::Ordering::Acquire;
+use crate::counter_units::{self, LazyBlock};
 
 /// An array of words with a copy for each CPU.
 // The C header declares this layout.
@@ -96,19 +95,9 @@ impl Ring {
     /// Takes a lock once for each record.
     pub fn drain(&self, mut f: impl FnMut(usize, &[u64])) -> usize {
         let mut record = [0; MAX_RECORD];
-        let Some((offset, record)) = self.block.get().zip(record.get_mut(..self.words())) else {
-            return 0;
-        };
-        let mut count = 0;
-        for cpu in counter_units::used() {
-            // Acquire pairs with the release of `append`: this thread sees the records.
-            let end = word_at(cpu, offset).load(Acquire);
-            while self.shape.read(cpu, offset, end, &mut [&mut *record]) == 1 {
-                f(cpu, record);
-                count += 1;
-            }
-        }
-        count
+        let record = &mut record[..self.words().min(MAX_RECORD)];
+        let shape = self.shape;
+        shape.drain(&self.block, &mut [record], |cpu, record| f(cpu, record))
     }
 }
 

@@ -14,13 +14,10 @@ use crate::fork;
 use crate::lock::{Guard, Hooks, Lock, Rank};
 use crate::shepherd::{self, Reach};
 use crate::vmstat::{Item, VmEvents, VmStat};
-use core::fmt;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
 /// What the value of a shown counter is.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::export::CounterKind;
@@ -47,8 +44,6 @@ use sealed::Read;
 
 /// A counter that [`show`] takes: [`EventCounter`] or [`PerCpuCounter`].
 ///
-/// # Examples
-///
 /// ```
 /// fn is_counted<C: pinfold::export::Counted>(_: &C) {}
 ///
@@ -58,8 +53,6 @@ pub trait Counted: Read {}
 
 /// A set of counters that [`show_set`] takes: [`VmEvents`] or [`VmStat`], of which the value of an
 /// item is the sum of all zones.
-///
-/// # Examples
 ///
 /// ```
 /// pinfold::vmstat_items! {
@@ -118,8 +111,6 @@ fn between((low, high): (i64, i64)) -> i64 {
 
 /// Why a counter cannot be shown.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::counter::EventCounter;
 /// use pinfold::export::{ShowError, show};
@@ -146,28 +137,17 @@ pub enum ShowError {
     NoDrain,
 }
 
-impl fmt::Display for ShowError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ShowError::NoSegment => f.write_str(
-                "this process has no statistics segment: run it on Pinfold's malloc, without PINFOLD_SEGMENT=off",
-            ),
-            ShowError::Name => f.write_str(
-                "bad name for a counter: give 1 to 32 ASCII letters, digits, or characters of _.:-/",
-            ),
-            ShowError::Taken => f.write_str("another counter has this name: give another name"),
-            ShowError::Full => write!(f, "{COUNTERS} counters are shown already: hide one first"),
-            ShowError::NoDrain => {
-                f.write_str("16 drains are registered with the shepherd: register fewer")
-            }
-            ShowError::Busy => f.write_str(
-                "this signal handler interrupted a fork, or a call that shows or hides a counter: call again after the handler",
-            ),
-        }
-    }
+pinfold_rseq::error_texts! { ShowError:
+    ShowError::NoSegment => "this process has no statistics segment: run it on Pinfold's malloc, \
+        without PINFOLD_SEGMENT=off";
+    ShowError::Name =>
+        "bad name for a counter: give 1 to 32 ASCII letters, digits, or characters of _.:-/";
+    ShowError::Taken => "another counter has this name: give another name";
+    ShowError::Full => "{COUNTERS} counters are shown already: hide one first";
+    ShowError::NoDrain => "16 drains are registered with the shepherd: register fewer";
+    ShowError::Busy => "this signal handler interrupted a fork, or a call that shows or hides a \
+        counter: call again after the handler";
 }
-
-impl core::error::Error for ShowError {}
 
 /// A name, filled up with zero bytes.
 type Name = [u64; 4];
@@ -230,8 +210,6 @@ pub fn show<C: Counted>(name: &str, counter: &'static C) -> Result<(), ShowError
 }
 
 /// Shows each counter of `set` under the item's name. Costs and fails as [`show`] does.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::export::{ShowError, show_set};
@@ -305,8 +283,6 @@ fn checked(name: &str) -> Result<Name, ShowError> {
 
 /// Ends the showing of the counter `name`. Returns false if no counter is shown by this name, or if
 /// the call is in a signal handler that interrupted such a call. Costs a walk over the table.
-///
-/// # Examples
 ///
 /// ```
 /// assert!(!pinfold::export::hide("requests"));

@@ -10,14 +10,6 @@ crate::vmstat_items! {
     /// [`SlabEvent::is_locked`] tells whether the node's lock is held for it. The order of the
     /// events is by cache line: those without a lock, rare ones, and those that a holder of the
     /// lock counts together.
-    ///
-    /// # Examples
-    ///
-    /// ```
-    /// use pinfold::internal::segment::SlabEvent;
-    ///
-    /// assert!(SlabEvent::Refilled.is_locked() && !SlabEvent::FreeRemote.is_locked());
-    /// ```
     pub enum SlabEvent {
         /// The part of `alloc_slowpath` that took no lock.
         AllocLockless = "alloc_lockless",
@@ -76,14 +68,6 @@ impl SlabEvent {
 pub const EVENTS: usize = SlabEvent::NAMES.len();
 
 /// The events of one cache on one node: one word for each [`SlabEvent`], by number.
-///
-/// # Examples
-///
-/// ```
-/// use pinfold::internal::segment::{EVENTS, NodeEvents};
-///
-/// assert!(size_of::<NodeEvents>() >= 8 * EVENTS);
-/// ```
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct NodeEvents([AtomicU64; EVENTS]);

@@ -90,12 +90,6 @@ pub const HEAP_STOP: u32 = 5;
 pub const SET: u32 = 16;
 
 /// The mailbox. The module's text says who may write which word.
-///
-/// # Examples
-///
-/// ```
-/// assert_eq!(size_of::<pinfold::internal::segment::Mailbox>(), 4096);
-/// ```
 #[repr(C, align(4096))]
 pub struct Mailbox {
     /// [`MAIL_MAGIC`], stored last by the process that makes the mailbox.
@@ -111,16 +105,6 @@ pub struct Mailbox {
 }
 
 /// A request word: which process is asked for what, and until when.
-///
-/// # Examples
-///
-/// ```
-/// use pinfold::internal::segment::{TRIM, Request, now_ms};
-///
-/// let request = Request::new(77, TRIM, 1000);
-/// assert_eq!(Request::from_word(request.word()), request);
-/// assert!(request.is_open(now_ms()) && !request.is_open(now_ms() + 3000));
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The process, as it sees itself. Linux numbers processes up to 2²².
@@ -189,17 +173,6 @@ impl Request {
 }
 
 /// What a process says to a request: a code, and a value of 56 bits.
-///
-/// # Examples
-///
-/// ```
-/// use pinfold::internal::segment::{Answer, Code};
-///
-/// let answer = Answer::new(Code::Done, 4096);
-/// assert_eq!((answer.code(), answer.value()), (Some(Code::Done), 4096));
-/// // A value that is too large becomes the largest.
-/// assert_eq!(Answer::new(Code::Done, u64::MAX).value(), Answer::MAX);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer(u64);
 

@@ -100,13 +100,6 @@ pub const NODES: usize = nodes::MAX_NODES;
 pub const DIRECTORY_VARIABLE: &str = "PINFOLD_STATS";
 
 /// The head of the segment: the process, and where the other parts are.
-///
-/// # Examples
-///
-/// ```
-/// // Only a process whose malloc is Pinfold's has a segment.
-/// assert!(pinfold::internal::segment::current().is_none());
-/// ```
 #[repr(C)]
 pub struct Segment {
     /// [`MAGIC`], once every field that never changes is written.
@@ -188,15 +181,6 @@ pub struct Segment {
 }
 
 /// The memory of one node.
-///
-/// # Examples
-///
-/// ```
-/// use std::sync::atomic::Ordering::Relaxed;
-///
-/// let memory = pinfold::internal::segment::NodeMemory::default();
-/// assert_eq!(memory.used.load(Relaxed), 0);
-/// ```
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct NodeMemory {
@@ -207,15 +191,6 @@ pub struct NodeMemory {
 }
 
 /// One cache.
-///
-/// # Examples
-///
-/// ```
-/// use std::sync::atomic::Ordering::Relaxed;
-///
-/// let unused = pinfold::internal::segment::CacheRow::default();
-/// assert_eq!(unused.state.load(Relaxed), 0);
-/// ```
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct CacheRow {
@@ -237,15 +212,6 @@ pub struct CacheRow {
 }
 
 /// One counter that the program shows by name.
-///
-/// # Examples
-///
-/// ```
-/// use std::sync::atomic::Ordering::Relaxed;
-///
-/// let unused = pinfold::internal::segment::CounterRow::default();
-/// assert_eq!(unused.state.load(Relaxed), 0);
-/// ```
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct CounterRow {

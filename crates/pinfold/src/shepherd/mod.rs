@@ -58,7 +58,6 @@ use crate::fork;
 use crate::lock::{Hooks, Rank};
 use crate::sys;
 use crate::topology::{CpuSet, facts};
-use core::fmt;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
@@ -101,25 +100,14 @@ pub enum ShepherdError {
     },
 }
 
-impl fmt::Display for ShepherdError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ShepherdError::Interval => {
-                write!(f, "an interval of 0 or above a day: give one between")
-            }
-            ShepherdError::NoCpu => write!(
-                f,
-                "the shepherd may run on none of the CPUs that are online: name others"
-            ),
-            ShepherdError::OutOfMemory => write!(f, "no memory for the shepherd"),
-            ShepherdError::Thread { errno } => {
-                write!(f, "the system gives the shepherd no thread (errno {errno})")
-            }
-        }
-    }
+pinfold_rseq::error_texts! { ShepherdError:
+    ShepherdError::Interval => "an interval of 0 or above a day: give one between";
+    ShepherdError::NoCpu =>
+        "the shepherd may run on none of the CPUs that are online: name others";
+    ShepherdError::OutOfMemory => "no memory for the shepherd";
+    ShepherdError::Thread { errno } =>
+        "the system gives the shepherd no thread (errno {errno})";
 }
-
-impl core::error::Error for ShepherdError {}
 
 /// Marks the types that a shepherd can watch: [`PerCpuCounter`], [`Counters`] and
 /// [`VmStat`](crate::vmstat::VmStat).

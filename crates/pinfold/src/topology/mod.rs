@@ -21,7 +21,6 @@ pub use set::{ListError, Set};
 
 use crate::sys::{self, FileError, Text, read_file_below};
 use core::ffi::CStr;
-use core::fmt;
 use pinfold_rseq::MAX_INDEX;
 use set::number;
 
@@ -68,21 +67,11 @@ pub struct TopologyError {
     pub what: ListError,
 }
 
-impl fmt::Display for TopologyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "/{}: {}; is the right sysfs mounted?",
-            self.file, self.what
-        )
-    }
+pinfold_rseq::error_texts! { TopologyError:
+    TopologyError { file, what } => "/{file}: {what}; is the right sysfs mounted?";
 }
 
-impl core::error::Error for TopologyError {}
-
 /// The CPUs and nodes of a machine.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::topology::Topology;

@@ -6,8 +6,6 @@ use core::str::FromStr;
 
 /// A set of small numbers, which parses and prints the kernel's format: `0-3,8,10-14:2/4`.
 ///
-/// # Examples
-///
 /// ```
 /// use pinfold::topology::NodeSet;
 ///
@@ -22,8 +20,6 @@ pub struct Set<const WORDS: usize> {
 }
 
 /// What is wrong with a list of numbers.
-///
-/// # Examples
 ///
 /// ```
 /// use pinfold::topology::{CpuSet, ListError};
@@ -40,16 +36,10 @@ pub enum ListError {
     TooLarge,
 }
 
-impl fmt::Display for ListError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ListError::Syntax => "not a list of numbers and ranges like 0-3,8",
-            ListError::TooLarge => "a number is too large",
-        })
-    }
+pinfold_rseq::error_texts! { ListError:
+    ListError::Syntax => "not a list of numbers and ranges like 0-3,8";
+    ListError::TooLarge => "a number is too large";
 }
-
-impl core::error::Error for ListError {}
 
 impl<const WORDS: usize> Default for Set<WORDS> {
     fn default() -> Self {
@@ -117,35 +107,24 @@ impl<const WORDS: usize> Set<WORDS> {
     /// Returns the numbers that are in both sets.
     #[must_use]
     pub fn and(&self, other: &Self) -> Self {
-        let mut both = self.clone();
-        both.words
-            .iter_mut()
-            .zip(other.words)
-            .for_each(|(word, other)| *word &= other);
-        both
+        self.combined(other, |word, other| word & other)
     }
 
     /// Returns the numbers that are in at least one of the sets.
     #[must_use]
     pub fn or(&self, other: &Self) -> Self {
-        let mut either = self.clone();
-        either
-            .words
-            .iter_mut()
-            .zip(other.words)
-            .for_each(|(word, other)| *word |= other);
-        either
+        self.combined(other, |word, other| word | other)
     }
 
     /// Returns the numbers of this set that are not in `other`.
     #[must_use]
     pub fn without(&self, other: &Self) -> Self {
-        let mut rest = self.clone();
-        rest.words
-            .iter_mut()
-            .zip(other.words)
-            .for_each(|(word, other)| *word &= !other);
-        rest
+        self.combined(other, |word, other| word & !other)
+    }
+
+    fn combined(&self, other: &Self, combine: impl Fn(u64, u64) -> u64) -> Self {
+        let words = core::array::from_fn(|at| combine(self.words[at], other.words[at]));
+        Set { words }
     }
 }
 
