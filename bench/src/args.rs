@@ -20,30 +20,21 @@ pub struct Args {
 /// What to measure.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Cycles per allocation and free, in the scenarios of slab_test.
     Slab(SlabArgs),
-    /// Resident memory that 1,000 sleeping threads leave after each has allocated and freed 1 MiB.
     Memory(MemoryArgs),
-    /// Cycles per add and per sum of counters, and what they cost in memory.
     Counter(CounterArgs),
-    /// Cycles per operation on per-CPU words, pairs, lists and rings.
     Percpu(PercpuArgs),
-    /// Time and memory of whole programs that run on each allocator by LD_PRELOAD.
     Whole(WholeArgs),
-    /// Draws the single-threaded figures of a file that `slab --save` wrote, as SVG.
     Plot(PlotArgs),
-    /// Measures the cells that standard input names; started by `slab`.
     #[command(hide = true)]
     SlabChild(SlabChildArgs),
-    /// Measures one subject and variant; started by `memory`.
     #[command(hide = true)]
     MemoryChild(MemoryChildArgs),
-    /// Measures the memory of one subject's counters; started by `counter`.
     #[command(hide = true)]
     CounterMemoryChild(CounterMemoryChildArgs),
 }
 
-/// Arguments of `slab`.
+/// Cycles per allocation and free, in the scenarios of slab_test.
 #[derive(Debug, ClapArgs)]
 pub struct SlabArgs {
     /// Object sizes in bytes, separated by commas.
@@ -64,10 +55,8 @@ pub struct SlabArgs {
     /// Subjects, separated by commas.
     #[arg(long, value_delimiter = ',', default_values_t = SubjectName::ALL)]
     pub subjects: Vec<SubjectName>,
-    /// The parameters that parent and child processes share.
     #[command(flatten)]
     pub setup: Setup,
-    /// How the results are delivered.
     #[command(flatten)]
     pub output: Output,
 }
@@ -83,7 +72,7 @@ pub struct Setup {
     pub threads: Option<u32>,
 }
 
-/// Arguments of `plot`.
+/// Draws the single-threaded figures of a file that `slab --save` wrote, as SVG.
 #[derive(Debug, ClapArgs)]
 pub struct PlotArgs {
     /// The saved file.
@@ -92,18 +81,17 @@ pub struct PlotArgs {
     pub picture: PathBuf,
 }
 
-/// Arguments of the process that measures for `slab`.
+/// Measures the cells that standard input names; started by `slab`.
 #[derive(Debug, ClapArgs)]
 pub struct SlabChildArgs {
     /// The subject to measure.
     #[arg(long)]
     pub subject: SubjectName,
-    /// The parameters of the parent process.
     #[command(flatten)]
     pub setup: Setup,
 }
 
-/// Arguments of `memory`.
+/// Resident memory that 1,000 sleeping threads leave after each has allocated and freed 1 MiB.
 #[derive(Debug, ClapArgs)]
 pub struct MemoryArgs {
     /// Subjects, separated by commas.
@@ -112,13 +100,11 @@ pub struct MemoryArgs {
     /// Variants, separated by commas.
     #[arg(long, value_delimiter = ',', default_values_t = Variant::ALL)]
     pub variant: Vec<Variant>,
-    /// The parameters that parent and child processes share.
     #[command(flatten)]
     pub setup: MemorySetup,
     /// Seconds that a subject may take before it is left out.
     #[arg(long, default_value_t = 30)]
     pub limit: u32,
-    /// How the results are delivered.
     #[command(flatten)]
     pub output: Output,
 }
@@ -134,7 +120,7 @@ pub struct MemorySetup {
     pub settle: u32,
 }
 
-/// Arguments of the process that measures for `memory`.
+/// Measures one subject and variant; started by `memory`.
 #[derive(Debug, ClapArgs)]
 pub struct MemoryChildArgs {
     /// The subject to measure.
@@ -143,12 +129,11 @@ pub struct MemoryChildArgs {
     /// How the threads take turns.
     #[arg(long)]
     pub variant: Variant,
-    /// The parameters of the parent process.
     #[command(flatten)]
     pub setup: MemorySetup,
 }
 
-/// Arguments of `counter`.
+/// Cycles per add and per sum of counters, and what they cost in memory.
 #[derive(Debug, ClapArgs)]
 pub struct CounterArgs {
     /// Subjects, separated by commas.
@@ -167,12 +152,11 @@ pub struct CounterArgs {
     /// Number of counters made to measure their memory.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     pub counters: u32,
-    /// How the results are delivered.
     #[command(flatten)]
     pub output: Output,
 }
 
-/// Arguments of the process that measures memory for `counter`.
+/// Measures the memory of one subject's counters; started by `counter`.
 #[derive(Debug, ClapArgs)]
 pub struct CounterMemoryChildArgs {
     /// The subject to measure.
@@ -183,18 +167,17 @@ pub struct CounterMemoryChildArgs {
     pub counters: u32,
 }
 
-/// Arguments of `percpu`.
+/// Cycles per operation on per-CPU words, pairs, lists and rings.
 #[derive(Debug, ClapArgs)]
 pub struct PercpuArgs {
     /// Number of times each operation is measured; the result is the median.
     #[arg(long, default_value_t = 51, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// How the results are delivered.
     #[command(flatten)]
     pub output: Output,
 }
 
-/// Arguments of `whole`.
+/// Time and memory of whole programs that run on each allocator by LD_PRELOAD.
 #[derive(Debug, ClapArgs)]
 pub struct WholeArgs {
     /// Programs, separated by commas; `all`, `loads` and `real` stand for several.
@@ -228,7 +211,6 @@ pub struct WholeArgs {
     /// Folder for libraries, loads and input (default: target/whole).
     #[arg(long, value_name = "FOLDER")]
     pub cache: Option<PathBuf>,
-    /// How the results are delivered.
     #[command(flatten)]
     pub output: Output,
     /// Draw time against memory into this SVG file.

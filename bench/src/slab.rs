@@ -34,13 +34,8 @@ pub fn run(args: &SlabArgs) -> Result<()> {
             for place in turns(runners.len(), round) {
                 let (subject, runner) = &mut runners[place];
                 for timing in runner.measure(cell)? {
-                    rows.add(
-                        *subject,
-                        Test::Of(cell.scenario),
-                        cell.size,
-                        timing,
-                        threads,
-                    );
+                    let test = Test::Of(cell.scenario);
+                    rows.add(*subject, test, cell.size, timing, threads);
                 }
             }
         }

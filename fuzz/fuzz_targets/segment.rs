@@ -29,7 +29,7 @@ fuzz_target!(|data: &[u8]| {
     let Some(process) = DIRECTORY.read(7).main else {
         return;
     };
-    for class in &process.classes {
+    for class in process.classes() {
         let _ = (class.calls(), class.live());
         assert!(
             class

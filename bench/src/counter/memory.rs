@@ -39,13 +39,8 @@ pub fn rows(subjects: &[Name], counters: u32, cpus: usize) -> Result<Vec<Row>> {
     }
     let all = counters as usize;
     let computed = |per_counter: usize| (per_counter * all) as u64;
-    rows.push(row(
-        "padded",
-        counters,
-        "computed",
-        computed(PADDED * cpus),
-        None,
-    ));
+    let padded = computed(PADDED * cpus);
+    rows.push(row("padded", counters, "computed", padded, None));
     for threads in [16, 1_000] {
         let bytes = computed(FOLLY * threads);
         rows.push(row("folly", counters, "computed", bytes, Some(threads)));

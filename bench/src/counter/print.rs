@@ -29,6 +29,11 @@ fn figure(row: Option<&Row>) -> String {
     row.map_or_else(|| "-".to_owned(), Row::figure)
 }
 
+/// Formats a number, or nothing if there is none.
+fn number(value: Option<usize>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
+}
+
 fn adds(measured: &Measured) -> String {
     let mut text = String::new();
     for counters in [1, SPREAD] {
@@ -36,19 +41,15 @@ fn adds(measured: &Measured) -> String {
             1 => "one counter".to_owned(),
             several => format!("{several} counters in turn"),
         };
-        let threads = measured.threads.iter().map(usize::to_string);
-        let mut table = Table::new(["threads".to_owned()].into_iter().chain(threads));
-        for &subject in &measured.subjects {
-            let find = |&threads| rows::adds(&measured.rows, subject, threads, counters);
-            if measured
-                .threads
-                .iter()
-                .any(|threads| find(threads).is_some())
-            {
-                let figures = measured.threads.iter().map(|threads| figure(find(threads)));
-                table.row([subject.name().to_owned()].into_iter().chain(figures));
-            }
+        let find = |subject, threads| rows::adds(&measured.rows, subject, threads, counters);
+        let threads = &measured.threads;
+        let has_any = |&subject: &Name| threads.iter().any(|&n| find(subject, n).is_some());
+        let subjects = measured.subjects.iter().copied().filter(has_any);
+        let mut table = Table::of(subjects).column("threads", |subject| subject);
+        for &threads in threads {
+            table = table.column(threads, |subject| figure(find(subject, threads)));
         }
+        let table = table.table();
         text += &format!("\nadd 1 to {what}: cycles (nanoseconds) of CPU time, medians\n{table}");
     }
     let cpus = measured.cpus;
@@ -61,18 +62,14 @@ fn adds(measured: &Measured) -> String {
 }
 
 fn sums(measured: &Measured) -> String {
-    let mut table = Table::new(["", "cycles (ns)", "a shard", "shards", "in counters"]);
-    for row in of(measured, Op::Sum) {
-        let a_shard = (row.cycles.zip(row.shards)).map(|(cycles, shards)| cycles / shards as f64);
-        let number = |value: Option<usize>| value.map_or_else(String::new, |it| it.to_string());
-        table.row([
-            row.subject.to_owned(),
-            row.figure(),
-            a_shard.map_or_else(String::new, |cycles| format!("{cycles:.1}")),
-            number(row.shards),
-            number(row.counters),
-        ]);
-    }
+    let a_shard = |row: &Row| Some(format!("{:.1}", row.cycles? / row.shards? as f64));
+    let table = Table::of(of(measured, Op::Sum))
+        .column("", |row| row.subject)
+        .column("cycles (ns)", Row::figure)
+        .column("a shard", |row| a_shard(row).unwrap_or_default())
+        .column("shards", |row| number(row.shards))
+        .column("in counters", |row| number(row.counters))
+        .table();
     let mut text = format!("\nsum without adders: cycles (nanoseconds), medians\n{table}");
     let shards = measured.shards;
     if shards < SHARDS_AGAINST_ADDS {
@@ -89,33 +86,33 @@ fn summing(measured: &Measured) -> String {
     if adders == 0 {
         return "\nadd 1 while another thread sums: left out, because it needs 2 CPUs\n".to_owned();
     }
-    let mut table = Table::new(["", "without sums", "while another thread sums"]);
-    for &subject in &measured.subjects {
+    let rows = measured.subjects.iter().filter_map(|&subject| {
         let find = |summing| {
             of(measured, Op::Add)
                 .find(|row| (row.subject, row.summing) == (subject.name(), Some(summing)))
         };
-        if let (Some(without), Some(with)) = (find(false), find(true)) {
-            table.row([subject.name().to_owned(), without.figure(), with.figure()]);
-        }
-    }
+        Some((subject, find(false)?, find(true)?))
+    });
+    let table = Table::of(rows)
+        .column("", |(subject, ..)| subject)
+        .column("without sums", |(_, without, _)| without.figure())
+        .column("while another thread sums", |(.., with)| with.figure())
+        .table();
     format!("\nadd 1, {adders} thread(s): cycles (nanoseconds), medians\n{table}")
 }
 
 fn memory(measured: &Measured) -> String {
-    let mut table = Table::new(["", "KiB", "bytes each", "how", "threads"]);
-    for row in of(measured, Op::Memory) {
-        let (Some(bytes), Some(counters), Some(how)) = (row.bytes, row.counters, row.how) else {
-            continue;
-        };
-        table.row([
-            row.subject.to_owned(),
-            (bytes / 1024).to_string(),
-            format!("{:.1}", bytes as f64 / counters as f64),
-            how.to_owned(),
-            row.threads.map_or_else(String::new, |it| it.to_string()),
-        ]);
-    }
+    let rows = of(measured, Op::Memory);
+    let rows = rows.filter_map(|row| Some((row, row.bytes?, row.counters?, row.how?)));
+    let table = Table::of(rows)
+        .column("", |(row, ..)| row.subject)
+        .column("KiB", |(_, bytes, ..)| bytes / 1024)
+        .column("bytes each", |(_, bytes, counters, _)| {
+            format!("{:.1}", bytes as f64 / counters as f64)
+        })
+        .column("how", |(.., how)| how)
+        .column("threads", |(row, ..)| number(row.threads))
+        .table();
     let mut text = format!(
         "\nmemory of counters that every CPU has added to\n{table}{}\n",
         memory::formulas(measured.cpus)
@@ -133,19 +130,14 @@ fn memory(measured: &Measured) -> String {
 }
 
 fn goals(measured: &Measured) -> String {
-    let mut table = Table::with_names_last(["goal of", "ratio", "", "goal"]);
-    for row in of(measured, Op::Goal) {
-        if let (Some(goal), Some(ratio), Some(met)) = (&row.goal, row.ratio, row.met) {
-            let verdict = if met { "met" } else { "missed" };
-            let ratio = format!("{ratio:.3}");
-            table.row([
-                row.subject.to_owned(),
-                ratio,
-                verdict.to_owned(),
-                goal.clone(),
-            ]);
-        }
-    }
+    let rows = of(measured, Op::Goal);
+    let rows = rows.filter_map(|row| Some((row, row.goal.as_ref()?, row.ratio?, row.met?)));
+    let table = Table::of(rows)
+        .column("goal of", |(row, ..)| row.subject)
+        .column("ratio", |(_, _, ratio, _)| format!("{ratio:.3}"))
+        .column("", |(.., met)| if met { "met" } else { "missed" })
+        .names("goal", |(_, goal, ..)| goal)
+        .table();
     format!("\n{table}")
 }
 

@@ -122,17 +122,13 @@ fn text(args: &MemoryArgs, rows: &[Row]) -> String {
         args.setup.threads
     );
     for &variant in &args.variant {
-        let settled = format!("after {} s", args.setup.settle);
-        let mut table = Table::new(["subject", "baseline", "after 0 s", &settled]);
-        for row in rows.iter().filter(|row| row.variant == variant) {
-            let kib = |bytes: u64| (bytes / 1024).to_string();
-            table.row([
-                row.subject.name().to_owned(),
-                kib(row.sizes.baseline_bytes),
-                kib(row.sizes.rss_bytes),
-                kib(row.sizes.settled_rss_bytes),
-            ]);
-        }
+        let settled = format_args!("after {} s", args.setup.settle);
+        let table = Table::of(rows.iter().filter(|row| row.variant == variant))
+            .column("subject", |row| row.subject)
+            .column("baseline", |row| row.sizes.baseline_bytes / 1024)
+            .column("after 0 s", |row| row.sizes.rss_bytes / 1024)
+            .column(settled, |row| row.sizes.settled_rss_bytes / 1024)
+            .table();
         text += &format!("\n{}: {}\n{table}", variant.name(), variant.describe());
         text += &targets(rows, variant);
     }

@@ -10,7 +10,7 @@ use crate::args::PercpuArgs;
 use crate::machine::Machine;
 use anyhow::{Result, ensure};
 use pinfold_lab::machine::settle_index;
-use pinfold_lab::output::Table;
+use pinfold_lab::output::{Table, figure};
 use pinfold_lab::{cpus, cycles, stats};
 use serde::Serialize;
 use subjects::{OPERATIONS, Subject, TURNS};
@@ -137,20 +137,16 @@ fn right(entry: &Entry, op: usize) -> Result<u64> {
 }
 
 fn text(entries: &[Entry], rows: &[Row], rounds: u32) -> String {
-    let mut columns = vec![""];
-    for entry in entries {
-        columns.push(entry.name);
-        columns.extend(entry.beside.map(|_| "ratio"));
-    }
-    let mut table = Table::new(columns);
-    for row in rows.chunks(entries.len()) {
-        let mut cells = vec![row[0].op.to_owned()];
-        for cell in row {
-            cells.push(stats::marked(cell.cycles, 2, &cell.rounds));
-            cells.extend(cell.ratio.map(|ratio| format!("{ratio:.3}")));
+    let mut table = Table::of(rows.chunks(entries.len())).column("", |row| row[0].op);
+    for (at, entry) in entries.iter().enumerate() {
+        table = table.column(entry.name, |row| {
+            stats::marked(row[at].cycles, 2, &row[at].rounds)
+        });
+        if entry.beside.is_some() {
+            table = table.column("ratio", |row| figure(row[at].ratio, 3));
         }
-        table.row(cells);
     }
+    let table = table.table();
     let mut text =
         format!("cycles per operation on this CPU's copy: medians of {rounds} rounds\n{table}");
     for entry in entries {

@@ -4,7 +4,7 @@ use super::rows::{self, BASE, Cost, Row};
 use super::subjects::PROFILED;
 use anyhow::Result;
 use pinfold_lab::figures::{Panels, Plot, Series};
-use pinfold_lab::output::Table;
+use pinfold_lab::output::{Table, figure};
 
 const MIB: f64 = (1 << 20) as f64;
 /// The bound on a program's time, as a multiple of the best peer's.
@@ -33,76 +33,73 @@ pub fn text(rows: &[Row], rounds: u32) -> String {
     text
 }
 
-fn shown(value: Option<f64>, digits: usize) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| format!("{value:.digits$}"))
-}
-
 fn of_program(rows: &[Row], program: &str) -> String {
-    let mut table = Table::new([
-        "subject", "seconds", "[spread]", "x glibc", "x best", "cpu s", "peak MiB", "x glibc",
-        "x best", "settled", "faults",
-    ]);
     let (mut heading, mut errors) = (String::new(), String::new());
+    let mut measured = Vec::new();
     for row in rows.iter().filter(|row| row.program == program) {
         let plural = if row.threads == 1 { "" } else { "s" };
         heading = format!(
             "\n{program}: {} ({} thread{plural})\n",
             row.what, row.threads
         );
-        if let Some(error) = &row.error {
-            errors += &format!("{}: ERROR: {error}\n", row.subject);
-            continue;
+        match &row.error {
+            Some(error) => errors += &format!("{}: ERROR: {error}\n", row.subject),
+            None => measured.push(row),
         }
-        let ratio = |cost: Cost, to: Option<&Row>| {
-            shown(to.and_then(|to| Some(cost.of(row)? / cost.of(to)?)), 2)
-        };
-        let base = rows::find(rows, program, BASE);
-        let mib = |bytes: Option<u64>| shown(bytes.map(|bytes| bytes as f64 / MIB), 1);
-        let spread = row.spread.map(|spread| spread.seconds);
-        table.row([
-            row.subject.clone(),
-            shown(row.seconds, 3),
-            spread.map_or_else(String::new, |[low, high]| format!("[{low:.3}, {high:.3}]")),
-            ratio(Cost::Time, base),
-            ratio(Cost::Time, rows::best_peer(rows, program, Cost::Time)),
-            shown(row.cpu_seconds, 3),
-            mib(row.peak_rss_bytes),
-            ratio(Cost::Memory, base),
-            ratio(Cost::Memory, rows::best_peer(rows, program, Cost::Memory)),
-            mib(row.settled_rss_bytes),
-            shown(row.faults.map(|faults| faults as f64), 0),
-        ]);
     }
+    let ratio = |row: &Row, cost: Cost, to: Option<&Row>| {
+        figure(to.and_then(|to| Some(cost.of(row)? / cost.of(to)?)), 2)
+    };
+    let base = rows::find(rows, program, BASE);
+    let best = |cost| rows::best_peer(rows, program, cost);
+    let mib = |bytes: Option<u64>| figure(bytes.map(|bytes| bytes as f64 / MIB), 1);
+    let spread = |row: &Row| {
+        let [low, high] = row.spread?.seconds;
+        Some(format!("[{low:.3}, {high:.3}]"))
+    };
+    let table = Table::of(measured)
+        .column("subject", |row| &row.subject)
+        .column("seconds", |row| figure(row.seconds, 3))
+        .column("[spread]", |row| spread(row).unwrap_or_default())
+        .column("x glibc", |row| ratio(row, Cost::Time, base))
+        .column("x best", |row| ratio(row, Cost::Time, best(Cost::Time)))
+        .column("cpu s", |row| figure(row.cpu_seconds, 3))
+        .column("peak MiB", |row| mib(row.peak_rss_bytes))
+        .column("x glibc", |row| ratio(row, Cost::Memory, base))
+        .column("x best", |row| ratio(row, Cost::Memory, best(Cost::Memory)))
+        .column("settled", |row| mib(row.settled_rss_bytes))
+        .column("faults", |row| {
+            figure(row.faults.map(|faults| faults as f64), 0)
+        })
+        .table();
     format!("{heading}{table}{errors}")
 }
 
 fn means(rows: &[Row]) -> String {
     let best = [Cost::Time, Cost::Memory].map(|cost| rows::best_single_peer(rows, cost));
-    let mut table = Table::new([
-        "subject",
-        "programs",
-        "time x glibc",
-        "time x best",
-        "peak x glibc",
-        "peak x best",
-    ]);
-    for subject in rows::subjects(rows) {
-        let mean = |to: Option<&str>, cost| {
-            shown(
-                to.and_then(|to| Some(rows::mean_ratio(rows, subject, to, cost)?.0)),
-                3,
-            )
-        };
-        let count = rows::mean_ratio(rows, subject, BASE, Cost::Time).map_or(0, |(_, count)| count);
-        table.row([
-            subject.to_owned(),
-            count.to_string(),
-            mean(Some(BASE), Cost::Time),
-            mean(best[0], Cost::Time),
-            mean(Some(BASE), Cost::Memory),
-            mean(best[1], Cost::Memory),
-        ]);
-    }
+    let mean = |subject, to: Option<&str>, cost| {
+        figure(
+            to.and_then(|to| Some(rows::mean_ratio(rows, subject, to, cost)?.0)),
+            3,
+        )
+    };
+    let count = |subject| rows::mean_ratio(rows, subject, BASE, Cost::Time);
+    let table = Table::of(rows::subjects(rows))
+        .column("subject", |subject| subject)
+        .column("programs", |subject| {
+            count(subject).map_or(0, |(_, count)| count)
+        })
+        .column("time x glibc", |subject| {
+            mean(subject, Some(BASE), Cost::Time)
+        })
+        .column("time x best", |subject| mean(subject, best[0], Cost::Time))
+        .column("peak x glibc", |subject| {
+            mean(subject, Some(BASE), Cost::Memory)
+        })
+        .column("peak x best", |subject| {
+            mean(subject, best[1], Cost::Memory)
+        })
+        .table();
     let [time, memory] = best.map(|best| best.unwrap_or("-"));
     format!(
         "\nGeometric means; the best single peer is {time} by time, {memory} by peak memory\n{table}"

@@ -45,11 +45,6 @@ struct Check {
     follows: String,
 }
 
-#[derive(Serialize)]
-struct Diagnosis {
-    checks: Vec<Check>,
-}
-
 /// The verdicts on a process.
 #[derive(Serialize)]
 struct Verdicts {
@@ -81,12 +76,7 @@ impl Verdicts {
 pub fn main(args: Args) -> Result<ExitCode> {
     if let Some(pid) = args.pid {
         let verdicts = process::verdicts(pid)?;
-        let text = if args.json {
-            serde_json::to_string_pretty(&verdicts)? + "\n"
-        } else {
-            verdicts.text()
-        };
-        output::print(&text)?;
+        output::show(args.json, &verdicts, || verdicts.text())?;
         return Ok(ExitCode::SUCCESS);
     }
     let root = &args.root;
@@ -116,12 +106,8 @@ pub fn main(args: Args) -> Result<ExitCode> {
         address_space(root),
         memory_limit(root),
     ]);
-    let text = if args.json {
-        serde_json::to_string_pretty(&Diagnosis { checks })? + "\n"
-    } else {
-        checks.iter().map(Check::lines).collect()
-    };
-    output::print(&text)?;
+    let text = || checks.iter().map(Check::lines).collect();
+    output::show(args.json, &output::named("checks", &checks), text)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -369,39 +355,31 @@ fn huge_pages(root: &Path) -> Check {
 
 fn overcommit(root: &Path) -> Check {
     let mode = text(root, "proc/sys/vm/overcommit_memory");
-    let (ok, found, follows) = match mode.as_str() {
-        "2" => (
-            false,
-            "vm.overcommit_memory is 2: every mapping is charged when it is made".to_owned(),
-            "memory is mapped in steps of 256 KiB to 2 MiB, so that little is charged before it is used",
-        ),
-        "0" | "1" => (
-            true,
-            format!("vm.overcommit_memory is {mode}: untouched memory costs nothing"),
-            "memory is mapped in steps of 256 KiB to 2 MiB, as it is needed",
-        ),
-        "" => (
-            true,
-            "vm.overcommit_memory cannot be read".to_owned(),
-            "memory is mapped in steps of 256 KiB to 2 MiB, as it is needed",
-        ),
-        mode => (
-            true,
-            format!("vm.overcommit_memory is {mode:?}, which is not a known mode"),
-            "memory is mapped in steps of 256 KiB to 2 MiB, as it is needed",
-        ),
+    let found = match mode.as_str() {
+        "2" => "vm.overcommit_memory is 2: every mapping is charged when it is made".to_owned(),
+        "0" | "1" => format!("vm.overcommit_memory is {mode}: untouched memory costs nothing"),
+        "" => "vm.overcommit_memory cannot be read".to_owned(),
+        mode => format!("vm.overcommit_memory is {mode:?}, which is not a known mode"),
     };
-    check("overcommit", ok, found, follows)
+    let is_strict = mode == "2";
+    let why = match is_strict {
+        true => "so that little is charged before it is used",
+        false => "as it is needed",
+    };
+    let follows = format!("memory is mapped in steps of 256 KiB to 2 MiB, {why}");
+    check("overcommit", !is_strict, found, follows)
+}
+
+/// Returns the soft limit in the line of `limits` that begins with `name`.
+fn soft_limit(root: &Path, name: &str) -> Option<String> {
+    let limits = text(root, "proc/self/limits");
+    let line = limits.lines().find(|line| line.starts_with(name))?;
+    line.split_whitespace().nth(3).map(str::to_owned)
 }
 
 fn address_space(root: &Path) -> Check {
-    let limits = text(root, "proc/self/limits");
-    let line = limits
-        .lines()
-        .find(|line| line.starts_with("Max address space"));
-    let soft = line
-        .and_then(|line| line.split_whitespace().nth(3))
-        .unwrap_or("unlimited");
+    let soft = soft_limit(root, "Max address space");
+    let soft = soft.unwrap_or_else(|| "unlimited".to_owned());
     let free = soft == "unlimited";
     let follows = if free {
         "the address space of a program is not limited"
@@ -417,11 +395,7 @@ fn address_space(root: &Path) -> Check {
 }
 
 fn memory_limit(root: &Path) -> Check {
-    let limits = text(root, "proc/self/limits");
-    let data = limits
-        .lines()
-        .find(|line| line.starts_with("Max data size"))
-        .and_then(|line| line.split_whitespace().nth(3)?.parse::<usize>().ok());
+    let data = soft_limit(root, "Max data size").and_then(|soft| soft.parse::<usize>().ok());
     let root = root.as_os_str().as_bytes();
     let cgroup = with_tightest_cgroup(root, b"/proc/self/cgroup", |limit, _| limit);
     let soft = std::env::var(MEMORY_LIMIT).ok();

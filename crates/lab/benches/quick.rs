@@ -94,19 +94,17 @@ fn main() -> Result<()> {
         }
     }
     let machine = Machine::read();
-    let mut table = Table::new(["operation", "cycles", "ns", "least"]);
-    for ((names, _), samples) in measurements.iter().zip(&samples) {
-        for (name, samples) in names.iter().zip(samples) {
-            let median = stats::median(samples);
-            let ns = median * 1e9 / machine.tsc_hz as f64;
-            table.row([
-                name.clone(),
-                stats::marked(median, 1, samples),
-                format!("{ns:.2}"),
-                format!("{:.1}", stats::quantile(samples, 0.0)),
-            ]);
-        }
-    }
+    let all = measurements.iter().zip(&samples);
+    let all = all.flat_map(|((names, _), samples)| names.iter().zip(samples));
+    let ns = 1e9 / machine.tsc_hz as f64;
+    let table = Table::of(all.map(|(name, samples)| (name, stats::median(samples), samples)))
+        .column("operation", |(name, ..)| name)
+        .column("cycles", |(_, median, all)| stats::marked(median, 1, all))
+        .column("ns", |(_, median, _)| format!("{:.2}", median * ns))
+        .column("least", |(.., all)| {
+            format!("{:.1}", stats::quantile(all, 0.0))
+        })
+        .table();
     print(&format!(
         "{machine}\nObjects of {SIZE} bytes; medians of {ROUNDS} rounds of {CALLS} calls, on one thread.\n\n{table}"
     ))

@@ -36,7 +36,6 @@ pub use machine::Machine;
 pub use names::Name;
 pub use pool::{Desk, Pool};
 pub use scenarios::{Measurable, Op, Scenario, Timing, at_depth, out_of_memory};
-pub use subjects::{
-    CMalloc, MallocApi, PinfoldCache, PinfoldMalloc, Subject, cache, hardened_cache,
-};
+pub(crate) use subjects::cache_of;
+pub use subjects::{CMalloc, MallocApi, PinfoldCache, PinfoldMalloc, Subject, cache};
 pub use wait::{Barrier, Padded, spin_long_until, spin_until};

@@ -60,19 +60,13 @@ impl Machine {
 /// A line for people.
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine {
-            cpu,
-            cpus,
-            kernel,
-            libc,
-            tsc_mhz,
-            backend,
-            ..
-        } = self;
         write!(
             f,
-            "{cpu}, {cpus} CPUs, Linux {kernel}, {libc}, counter {tsc_mhz} MHz, Pinfold on {backend}"
-        )
+            "{}, {} CPUs, Linux {}, ",
+            self.cpu, self.cpus, self.kernel
+        )?;
+        write!(f, "{}, counter {} MHz, ", self.libc, self.tsc_mhz)?;
+        write!(f, "Pinfold on {}", self.backend)
     }
 }
 

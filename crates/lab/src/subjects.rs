@@ -52,16 +52,8 @@ pub fn cache(size: usize) -> Result<KmemCache> {
     cache_of(size, false)
 }
 
-/// Makes a hardened cache, which otherwise equals a cache that [`cache`] makes.
-///
-/// # Errors
-///
-/// Fails if `size` is no size of an object, or the system has no memory.
-pub fn hardened_cache(size: usize) -> Result<KmemCache> {
-    cache_of(size, true)
-}
-
-fn cache_of(size: usize, hardened: bool) -> Result<KmemCache> {
+/// Makes a cache as [`cache`] does, hardened or not.
+pub(crate) fn cache_of(size: usize, hardened: bool) -> Result<KmemCache> {
     let layout = Layout::from_size_align(size, 1 << size.trailing_zeros().min(4))?;
     KmemCache::builder(&format!("bench-{size}"), layout)
         .hardened(hardened)

@@ -111,7 +111,7 @@ fn text(path: &Path) -> String {
 }
 
 fn mib(bytes: u64) -> String {
-    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+    format!("{} MiB", crate::live::mib(bytes))
 }
 
 /// Returns `part` of `whole` in percent, 0 of nothing.

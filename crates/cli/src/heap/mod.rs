@@ -40,7 +40,8 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     Start(StartArgs),
-    Stop(StopArgs),
+    /// Stop the heap profile of a process; what was sampled stays known
+    Stop(Ask),
     Dump(DumpArgs),
 }
 
@@ -55,13 +56,6 @@ struct StartArgs {
     /// 512k grows while it would give more than some 4,000 samples a second. Other values stay.
     #[arg(long, value_name = "BYTES", value_parser = interval, default_value = "512k")]
     interval: u64,
-}
-
-/// Stop the heap profile of a process; what was sampled stays known
-#[derive(clap::Args)]
-struct StopArgs {
-    #[command(flatten)]
-    ask: Ask,
 }
 
 /// Print a heap profile, or write it for other tools
@@ -110,7 +104,7 @@ fn interval(text: &str) -> Result<u64, String> {
 pub fn main(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Start(args) => start(&args),
-        Command::Stop(args) => stop(&args),
+        Command::Stop(ask) => stop(&ask),
         Command::Dump(args) => dump(&args),
     }
 }
@@ -139,9 +133,9 @@ fn start(args: &StartArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn stop(args: &StopArgs) -> Result<ExitCode> {
-    let pid = args.ask.pid();
-    match args.ask.ask_for(HEAP_STOP, 0)?.code() {
+fn stop(ask: &Ask) -> Result<ExitCode> {
+    let pid = ask.pid();
+    match ask.ask_for(HEAP_STOP, 0)?.code() {
         Some(Code::Done) => {}
         Some(Code::Refused) => {
             bail!("process {pid}: it has no heap profile that is on, or is starting one just now")

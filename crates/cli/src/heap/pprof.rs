@@ -160,13 +160,8 @@ impl Tables {
 
 /// Returns what the format has no field for.
 fn counts(profile: &Profile) -> String {
-    let Profile {
-        samples,
-        all_samples,
-        dropped,
-        ..
-    } = profile;
-    format!("samples in use: {samples}; samples: {all_samples}; dropped: {dropped}")
+    let [in_use, all, dropped] = [profile.samples, profile.all_samples, profile.dropped];
+    format!("samples in use: {in_use}; samples: {all}; dropped: {dropped}")
 }
 
 /// Returns the numbers in a comment of [`counts`], or zeroes.

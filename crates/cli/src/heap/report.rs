@@ -176,20 +176,15 @@ pub fn functions(profile: &Profile, what: What, most: usize) -> String {
     if rows.is_empty() {
         return String::new();
     }
-    let columns = ["FLAT", "FLAT%", "CUM", "CUM%", "BLOCKS", "FUNCTION"];
-    let mut table = Table::with_names_last(columns);
-    for (name, all) in rows.into_iter().take(most) {
-        let own = flat_of(&name);
-        table.row([
-            bytes(what.bytes(&own)),
-            percent(what.bytes(&own)),
-            bytes(what.bytes(&all)),
-            percent(what.bytes(&all)),
-            rounded(what.objects(&own), 0),
-            name,
-        ]);
-    }
-    table.to_string()
+    let rows = rows.iter().take(most);
+    let table = Table::of(rows.map(|(name, all)| (name, flat_of(name), what.bytes(all))))
+        .column("FLAT", |(_, own, _)| bytes(what.bytes(&own)))
+        .column("FLAT%", |(_, own, _)| percent(what.bytes(&own)))
+        .column("CUM", |(.., all)| bytes(all))
+        .column("CUM%", |(.., all)| percent(all))
+        .column("BLOCKS", |(_, own, _)| rounded(what.objects(&own), 0))
+        .names("FUNCTION", |(name, ..)| name);
+    table.table().to_string()
 }
 
 /// Returns the call stacks that allocate the most, largest first.

@@ -257,17 +257,22 @@ impl Profile {
 
     /// Returns the functions of a call stack, innermost first, without lines.
     pub fn functions<'p>(&'p self, stack: &'p Stack) -> impl Iterator<Item = String> + 'p {
+        self.lines(stack).map(|line| line.function)
+    }
+
+    /// Returns the functions and lines of a call stack, innermost first. Where no function is
+    /// known, its place is the address in the file. So the lines are the same in every process.
+    fn lines<'p>(&'p self, stack: &'p Stack) -> impl Iterator<Item = Line> + 'p {
         stack.locations.iter().flat_map(|&nth| {
             let location = &self.locations[nth];
-            let names: Vec<String> = match location.lines.is_empty() {
-                true => vec![self.address(location)],
-                false => location
-                    .lines
-                    .iter()
-                    .map(|line| line.function.clone())
-                    .collect(),
-            };
-            names
+            match location.lines.is_empty() {
+                true => vec![Line {
+                    function: self.address(location),
+                    file: String::new(),
+                    line: 0,
+                }],
+                false => location.lines.clone(),
+            }
         })
     }
 
@@ -292,23 +297,6 @@ impl Profile {
             .unwrap_or_default()
     }
 
-    /// Returns what makes a call stack the same in another process: the functions and lines, or the
-    /// places in the files where no function is known.
-    fn key(&self, stack: &Stack) -> Vec<Line> {
-        let lines = stack.locations.iter().flat_map(|&nth| {
-            let location = &self.locations[nth];
-            match location.lines.is_empty() {
-                true => vec![Line {
-                    function: self.address(location),
-                    file: String::new(),
-                    line: 0,
-                }],
-                false => location.lines.clone(),
-            }
-        });
-        lines.collect()
-    }
-
     /// Subtracts an older profile. Call stacks that have not changed are left out.
     pub fn subtract(&mut self, old: &Profile) {
         let mut places: HashMap<Vec<Line>, usize> = HashMap::new();
@@ -324,13 +312,13 @@ impl Profile {
             stacks[nth].values.add(&stack.values, times);
         };
         for stack in std::mem::take(&mut self.stacks) {
-            add(self.key(&stack), stack, 1.0);
+            add(self.lines(&stack).collect(), stack, 1.0);
         }
         let (locations, mappings) = (self.locations.len(), self.mappings.len());
         for stack in &old.stacks {
             let mut moved = stack.clone();
             moved.locations.iter_mut().for_each(|nth| *nth += locations);
-            add(old.key(stack), moved, -1.0);
+            add(old.lines(stack).collect(), moved, -1.0);
         }
         stacks.retain(|stack| !stack.values.are_none());
         self.stacks = stacks;

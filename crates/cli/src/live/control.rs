@@ -202,17 +202,14 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
         true => "TAKES",
         false => "BEFORE",
     };
-    let mut table = Table::new(["NAME", "VALUE", last]);
+    let mut table = Vec::new();
     let mut rows = Vec::new();
     let mut note = |setting: &Changeable, now: u64, before: Option<u64>| {
         let shown = |value| setting.show(value).to_string();
         let was = before.map(shown);
         rows.push(serde_json::json!({"name": setting.name, "value": shown(now), "before": was}));
-        table.row([
-            setting.name.to_owned(),
-            shown(now),
-            was.unwrap_or_else(|| setting.values.to_owned()),
-        ]);
+        let was = was.unwrap_or_else(|| setting.values.to_owned());
+        table.push((setting.name, shown(now), was));
     };
     if changes.is_empty() {
         let snapshot = Source::open(args.ask.pid).and_then(|source| source.read());
@@ -250,7 +247,12 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
             "{}\n",
             serde_json::json!({"set": {"pid": args.ask.pid, "settings": rows}})
         ),
-        false => table.to_string(),
+        false => Table::of(&table)
+            .column("NAME", |row| row.0)
+            .column("VALUE", |row| &row.1)
+            .column(last, |row| &row.2)
+            .table()
+            .to_string(),
     };
     output::print(&text)?;
     result.map(|()| ExitCode::SUCCESS)

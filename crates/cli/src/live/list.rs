@@ -1,8 +1,8 @@
 //! `pinfold list`: the processes that run on Pinfold.
 
-use super::backend_name;
 use super::snapshot::Snapshot;
 use super::source::{Source, Unreadable};
+use super::{backend_name, locked, mib};
 use crate::foreign::{Deadline, pids};
 use crate::output::{self, Table};
 use anyhow::{Context, Result, bail};
@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant, SystemTime};
 
 /// List the processes that run on Pinfold
@@ -23,11 +23,6 @@ pub struct Args {
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Serialize)]
-struct Answer<'r> {
-    list: &'r [Row],
 }
 
 /// One process.
@@ -139,7 +134,7 @@ impl Opening {
 
     fn all() -> MutexGuard<'static, BTreeSet<u32>> {
         static ALL: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
-        ALL.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&ALL)
     }
 }
 
@@ -188,11 +183,8 @@ pub fn main(args: Args) -> Result<ExitCode> {
     for (pid, why) in &found.refused {
         output::note(format_args!("process {pid}: {why}"));
     }
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&Answer { list: &rows })? + "\n",
-        false => table(&rows).to_string(),
-    };
-    output::print(&text)?;
+    let list = output::named("list", &rows);
+    output::show(args.json, &list, || table(&rows).to_string())?;
     if found.untraceable > 0 {
         output::note(format_args!(
             "processes on Pinfold that are not shown: {}; forked children, and processes that have closed their descriptors, are read by those that may trace them: run this as root with CAP_SYS_PTRACE, or as their owner while kernel.yama.ptrace_scope is 0",
@@ -223,32 +215,17 @@ pub fn main(args: Args) -> Result<ExitCode> {
 }
 
 fn table(rows: &[Row]) -> Table {
-    let mut table = Table::new([
-        "NAME",
-        "PID",
-        "BACKEND",
-        "HELD MiB",
-        "PEAK MiB",
-        "USED MiB",
-        "DIRTY MiB",
-        "CACHES",
-        "SECONDS",
-    ]);
-    for row in rows {
-        let mib = |bytes: u64| format!("{:.1}", bytes as f64 / f64::from(1 << 20));
-        table.row([
-            row.name.clone(),
-            row.pid.to_string(),
-            row.backend.to_owned(),
-            mib(row.held_bytes),
-            mib(row.held_peak_bytes),
-            mib(row.used_bytes),
-            mib(row.dirty_bytes),
-            row.caches.to_string(),
-            row.seconds.to_string(),
-        ]);
-    }
-    table
+    Table::of(rows)
+        .column("NAME", |row| &row.name)
+        .column("PID", |row| row.pid)
+        .column("BACKEND", |row| row.backend)
+        .column("HELD MiB", |row| mib(row.held_bytes))
+        .column("PEAK MiB", |row| mib(row.held_peak_bytes))
+        .column("USED MiB", |row| mib(row.used_bytes))
+        .column("DIRTY MiB", |row| mib(row.dirty_bytes))
+        .column("CACHES", |row| row.caches)
+        .column("SECONDS", |row| row.seconds)
+        .table()
 }
 
 #[cfg(test)]

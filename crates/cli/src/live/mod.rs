@@ -16,12 +16,29 @@ pub mod stat;
 pub mod top;
 pub mod vmstat;
 
+pub use calls::Calls;
 pub use control::Ask;
 #[cfg(test)]
-pub use snapshot::tests::segment;
+pub use snapshot::tests::{segment, set_call};
 pub use snapshot::{Cache, Snapshot};
 pub use source::{Source, Unreadable, memory_file, name};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+/// Returns what a lock protects, also after a thread that held it has panicked.
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Formats bytes in MiB.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
+}
+
+/// Returns how much a count grew a second. Returns 0 if no time is known.
+fn per_second(seconds: Option<f64>, before: u64, now: u64) -> f64 {
+    seconds.map_or(0.0, |seconds| now.saturating_sub(before) as f64 / seconds)
+}
 
 /// Names the backend of a process.
 pub fn backend_name(number: u32) -> &'static str {

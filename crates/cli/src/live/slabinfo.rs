@@ -30,11 +30,6 @@ const HEADER: &str = "slabinfo - version: 2.1\n\
     : slabdata <active_slabs> <num_slabs> <sharedavail>\n";
 
 #[derive(Serialize)]
-struct Answer {
-    slabinfo: Rows,
-}
-
-#[derive(Serialize)]
 struct Rows {
     pid: u32,
     caches: Vec<Row>,
@@ -78,17 +73,13 @@ impl Row {
 pub fn main(args: Args) -> Result<ExitCode> {
     let source = Source::open(args.pid).with_context(|| format!("process {}", args.pid))?;
     let snapshot = source.read()?;
-    let text = if args.json {
-        let caches = snapshot.caches.iter().map(Row::of).collect();
-        let slabinfo = Rows {
-            pid: args.pid,
-            caches,
-        };
-        serde_json::to_string_pretty(&Answer { slabinfo })? + "\n"
-    } else {
-        text(&snapshot)
+    let rows = Rows {
+        pid: args.pid,
+        caches: snapshot.caches.iter().map(Row::of).collect(),
     };
-    output::print(&text)?;
+    output::show(args.json, &output::named("slabinfo", rows), || {
+        text(&snapshot)
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -128,15 +128,17 @@ pub(super) struct Bytes<'b>(&'b [u8]);
 
 impl Bytes<'_> {
     pub(super) fn word(&self, at: usize) -> Result<u64, Refused> {
-        let bytes = at.checked_add(8).and_then(|end| self.0.get(at..end));
-        let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
-        bytes.map(u64::from_le_bytes).ok_or(Refused::Broken)
+        let bytes = self.0.get(at..).and_then(|rest| rest.first_chunk());
+        bytes
+            .map(|&bytes| u64::from_le_bytes(bytes))
+            .ok_or(Refused::Broken)
     }
 
     pub(super) fn half(&self, at: usize) -> Result<u32, Refused> {
-        let bytes = at.checked_add(4).and_then(|end| self.0.get(at..end));
-        let bytes = bytes.and_then(|bytes| bytes.try_into().ok());
-        bytes.map(u32::from_le_bytes).ok_or(Refused::Broken)
+        let bytes = self.0.get(at..).and_then(|rest| rest.first_chunk());
+        bytes
+            .map(|&bytes| u32::from_le_bytes(bytes))
+            .ok_or(Refused::Broken)
     }
 
     pub(super) fn place(&self, at: usize) -> Result<usize, Refused> {

@@ -1,8 +1,9 @@
 //! `pinfold stat`: what a process's allocator holds and does, line by line, as `vmstat` shows the
 //! system.
 
+use super::per_second;
 use super::repeat::Repeat;
-use super::snapshot::Snapshot;
+use super::snapshot::{Cache, Snapshot};
 use anyhow::Result;
 use pinfold::internal::segment::SlabEvent;
 use serde::Serialize;
@@ -39,56 +40,39 @@ struct Line {
     returned_bytes: f64,
 }
 
-/// The sums that rates are made of.
-#[derive(Clone, Copy, Default)]
-struct Sums {
-    slow: u64,
-    refilled: u64,
-    flushed: u64,
-    remote: u64,
-    made: u64,
-    freed: u64,
-    returned: u64,
-}
+/// The sums that rates are made of: calls that the fast path did not serve, refills, flushes,
+/// remote frees, slabs made, slabs freed, and bytes returned.
+type Sums = [u64; 7];
 
-impl Sums {
-    fn of(snapshot: &Snapshot) -> Sums {
-        let mut sums = Sums {
-            returned: snapshot.returned,
-            ..Sums::default()
-        };
-        for cache in &snapshot.caches {
-            for (sum, count) in [
-                (&mut sums.slow, cache.slow()),
-                (&mut sums.refilled, cache.count(SlabEvent::Refilled)),
-                (&mut sums.flushed, cache.count(SlabEvent::Flushed)),
-                (&mut sums.remote, cache.count(SlabEvent::FreeRemote)),
-                (&mut sums.made, cache.count(SlabEvent::SlabAlloc)),
-                (&mut sums.freed, cache.count(SlabEvent::SlabFree)),
-            ] {
-                *sum = sum.wrapping_add(count);
-            }
-        }
-        sums
-    }
+fn sums(snapshot: &Snapshot) -> Sums {
+    let of = |event| snapshot.of_caches(|cache| cache.count(event));
+    [
+        snapshot.of_caches(Cache::slow),
+        of(SlabEvent::Refilled),
+        of(SlabEvent::Flushed),
+        of(SlabEvent::FreeRemote),
+        of(SlabEvent::SlabAlloc),
+        of(SlabEvent::SlabFree),
+        snapshot.returned,
+    ]
 }
 
 impl Line {
     fn of(snapshot: &Snapshot, before: Sums, now: Sums, time: Duration) -> Line {
         // Destroying a cache removes its counts, so a sum may fall.
-        let rate = |before: u64, now: u64| now.saturating_sub(before) as f64 / time.as_secs_f64();
+        let rate = |nth: usize| per_second(Some(time.as_secs_f64()), before[nth], now[nth]);
         Line {
             held_bytes: snapshot.held,
             used_bytes: snapshot.used(),
             dirty_bytes: snapshot.dirty(),
             objects_bytes: snapshot.of_caches(|cache| cache.out().saturating_mul(cache.size)),
-            slow_calls: rate(before.slow, now.slow),
-            refilled: rate(before.refilled, now.refilled),
-            flushed: rate(before.flushed, now.flushed),
-            remote_frees: rate(before.remote, now.remote),
-            slabs_made: rate(before.made, now.made),
-            slabs_freed: rate(before.freed, now.freed),
-            returned_bytes: rate(before.returned, now.returned),
+            slow_calls: rate(0),
+            refilled: rate(1),
+            flushed: rate(2),
+            remote_frees: rate(3),
+            slabs_made: rate(4),
+            slabs_freed: rate(5),
+            returned_bytes: rate(6),
         }
     }
 
@@ -122,7 +106,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         let since = when.unwrap_or(Duration::from_nanos(snapshot.started_ns));
         // A clock that was set back must not make a rate infinite.
         let time = now.saturating_sub(since).max(Duration::from_millis(1));
-        let sums = Sums::of(snapshot);
+        let sums = sums(snapshot);
         let line = Line::of(snapshot, before, sums, time);
         (before, when) = (sums, Some(now));
         Ok(match args.repeat.json {

@@ -21,11 +21,6 @@ pub struct Args {
     repeat: Repeat,
 }
 
-#[derive(Serialize)]
-struct Answer {
-    vmstat: Block,
-}
-
 /// The counters at one moment.
 #[derive(Serialize)]
 struct Block {
@@ -148,7 +143,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
             counted_ns: snapshot.counted_ns,
         };
         if args.repeat.json {
-            return Ok(serde_json::to_string(&Answer { vmstat: block })? + "\n");
+            return Ok(serde_json::to_string(&output::named("vmstat", block))? + "\n");
         }
         if let Some(remark) = block.remark().filter(|_| !is_remarked) {
             output::note(remark);

@@ -5,6 +5,7 @@ mod process;
 mod system;
 mod table;
 
+use crate::output;
 use anyhow::Result;
 use pinfold::internal::topology_below;
 use pinfold::topology::NodeSet;
@@ -93,6 +94,28 @@ struct Answer {
     system: Option<System>,
 }
 
+impl Answer {
+    fn text(&self, args: &Args, form: Form) -> String {
+        let mut text = String::new();
+        if let Some(system) = &self.system {
+            if args.memory {
+                text += &system.memory(form);
+            }
+            if args.allocations {
+                text += &system.pages_in_mib(form);
+            }
+            if !args.memory && !args.allocations {
+                text += &system.pages();
+            }
+        }
+        match &self.numastat[..] {
+            all @ [_, _, ..] if !args.verbose => text += &table::of_all(all, form),
+            each => text.extend(each.iter().map(|report| table::of(report, form))),
+        }
+        text
+    }
+}
+
 /// One process's bytes by node, in the order of `nodes`.
 #[derive(Serialize)]
 struct Report {
@@ -118,7 +141,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
                 let found = system::matching(&args.root, name)?;
                 if found.is_empty() {
                     let words = format_args!("no process has {name:?} in its command line");
-                    crate::output::note(words);
+                    output::note(words);
                     code = ExitCode::from(2);
                 }
                 pids.extend(found);
@@ -132,7 +155,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
             Ok(process) => reports.push(Report::of(&process, &online)),
             // Goes on: the other processes' tables are still useful.
             Err(error) => {
-                crate::output::note(format_args!("{error:#}"));
+                output::note(format_args!("{error:#}"));
                 code = ExitCode::from(2);
             }
         }
@@ -147,33 +170,9 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let is_asked = args.memory || args.allocations || args.subjects.is_empty();
     let system = is_asked.then(|| System::read(&args.root, &online));
     let system = system.transpose()?;
-    let text = if args.json {
-        let numastat = reports;
-        serde_json::to_string_pretty(&Answer { numastat, system })? + "\n"
-    } else {
-        let mut text = String::new();
-        if let Some(system) = &system {
-            if args.memory {
-                text += &system.memory(form);
-            }
-            if args.allocations {
-                text += &system.pages_in_mib(form);
-            }
-            if !args.memory && !args.allocations {
-                text += &system.pages();
-            }
-        }
-        match reports.len() {
-            2.. if !args.verbose => text + &table::of_all(&reports, form),
-            _ => {
-                text + &reports
-                    .iter()
-                    .map(|report| table::of(report, form))
-                    .collect::<String>()
-            }
-        }
-    };
-    crate::output::print(&text)?;
+    let numastat = reports;
+    let answer = Answer { numastat, system };
+    output::show(args.json, &answer, || answer.text(&args, form))?;
     Ok(code)
 }
 

@@ -88,13 +88,8 @@ impl System {
             };
             for line in read("numastat")?.lines() {
                 if let Some((name, count)) = line.split_once(' ') {
-                    set(
-                        &mut pages,
-                        name,
-                        nth,
-                        nodes.len(),
-                        count.trim().parse().ok(),
-                    );
+                    let count = count.trim().parse().ok();
+                    set(&mut pages, name, nth, nodes.len(), count);
                 }
             }
             // Node 0 MemTotal:       24684092 kB

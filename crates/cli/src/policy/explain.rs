@@ -213,18 +213,12 @@ impl fmt::Display for Explanation {
         if !self.tmpfs_refuses.is_empty() {
             let nodes: NodeSet = self.tmpfs_refuses.iter().copied().collect();
             let nodes = super::listed(&nodes);
-            line(
-                f,
-                "",
-                format_args!("a tmpfs here would refuse {nodes}, without memory"),
-            )?;
+            let text = format!("a tmpfs here would refuse {nodes}, without memory");
+            line(f, "", text)?;
         }
         if self.source == Source::Variable {
-            line(
-                f,
-                "",
-                format_args!("from {POLICY}; programs started with the library use it"),
-            )?;
+            let text = format!("from {POLICY}; programs started with the library use it");
+            line(f, "", text)?;
         }
         line(f, "mode", format_args!("{}: {}", self.mode, self.meaning))?;
         for (at, flag) in self.flags.iter().enumerate() {
@@ -233,11 +227,8 @@ impl fmt::Display for Explanation {
         }
         line(f, "nodes", self.nodes_line())?;
         if let Some(home) = self.home {
-            line(
-                f,
-                "",
-                format_args!("distances are measured from node {home}"),
-            )?;
+            let text = format!("distances are measured from node {home}");
+            line(f, "", text)?;
         }
         for weights in self.weights.chunks(ROWS) {
             let each = weights
@@ -250,11 +241,8 @@ impl fmt::Display for Explanation {
             let label = if at == 0 { "fallback" } else { "" };
             line(f, label, order)?;
         }
-        line(
-            f,
-            "change",
-            format_args!("when the allowed nodes change: {}", self.on_change),
-        )?;
+        let text = format!("when the allowed nodes change: {}", self.on_change);
+        line(f, "change", text)?;
         line(f, "kernel", &self.verdict)
     }
 }
@@ -294,11 +282,8 @@ impl Explanation {
         } else {
             ""
         };
-        line(
-            f,
-            "",
-            format_args!("touched by a CPU of node {}{counted}", self.from),
-        )
+        let text = format!("touched by a CPU of node {}{counted}", self.from);
+        line(f, "", text)
     }
 }
 

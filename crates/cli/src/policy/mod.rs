@@ -8,13 +8,13 @@ mod words;
 pub use fault::parse;
 pub use machine::{Machine, listed};
 
+use crate::output;
 use anyhow::{Context, Result, bail};
 use explain::{Explanation, Source};
 use pinfold::mempolicy::{self, Mempolicy, PolicyError};
 use pinfold::topology::NodeId;
 use pinfold_malloc::settings::POLICY;
 use pinfold_rseq::env::MAX_TEXT;
-use serde::Serialize;
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -57,11 +57,6 @@ pub fn number<N: FromStr>(text: &str) -> Option<N> {
     text.parse().ok().filter(|_| digits)
 }
 
-#[derive(Serialize)]
-struct Answer {
-    policy: Explanation,
-}
-
 /// Parses PINFOLD_POLICY as the library does. Returns `None` if the variable is not set or empty.
 pub fn of_variable() -> Result<Option<Mempolicy>> {
     let Some(text) = std::env::var_os(POLICY).filter(|text| !text.is_empty()) else {
@@ -93,7 +88,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         // No text was wrong: the system cannot tell this thread's policy. So the status is 1, not
         // 2.
         Err(error) if error.is::<PolicyError>() => {
-            crate::output::note(format_args!("{error:#}"));
+            output::note(format_args!("{error:#}"));
             return Ok(ExitCode::FAILURE);
         }
         wanted => wanted?,
@@ -111,15 +106,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         None => machine.local(),
     };
     let explanation = Explanation::of(&policy, &machine, from, source);
-    let usable = explanation.usable;
-    let text = if args.json {
-        let answer = Answer {
-            policy: explanation,
-        };
-        serde_json::to_string_pretty(&answer)? + "\n"
-    } else {
-        explanation.to_string()
-    };
-    crate::output::print(&text)?;
-    Ok(ExitCode::from(u8::from(!usable)))
+    let answer = output::named("policy", &explanation);
+    output::show(args.json, &answer, || explanation.to_string())?;
+    Ok(ExitCode::from(u8::from(!explanation.usable)))
 }

@@ -143,21 +143,18 @@ pub fn main(args: Args) -> Result<ExitCode> {
                 "LD_PRELOAD",
                 library::preload(&library, program.sanitizer()),
             );
-            if let Some(when) = &args.shepherd {
-                command.env(SHEPHERD, when);
-            }
-            if let Some(settings) = &args.slab_debug {
-                command.env(SLAB_DEBUG, settings);
-            }
-            if args.hardened {
-                command.env(HARDENED, "1");
-            }
-            if let Some(interval) = &args.guard {
-                command.env(GUARD, interval);
-            }
-            if let Some(interval) = args.heap_interval() {
-                command.env(HEAP, interval);
-            }
+            let settings = [
+                (SHEPHERD, args.shepherd.as_deref()),
+                (SLAB_DEBUG, args.slab_debug.as_deref()),
+                (HARDENED, args.hardened.then_some("1")),
+                (GUARD, args.guard.as_deref()),
+                (HEAP, args.heap_interval()),
+            ];
+            command.envs(
+                settings
+                    .into_iter()
+                    .filter_map(|(name, value)| Some((name, value?))),
+            );
             if let Some(file) = &args.heap_file {
                 command.env(HEAP_FILE, std::path::absolute(file)?);
             }

@@ -1,6 +1,8 @@
 //! The report of `pinfold run --stats`. docs/stats.md explains every line.
 
 use super::statistics::{Class, Process, Report, hit_rate};
+use crate::live::Cache;
+use pinfold::internal::segment::{Call, SlabEvent};
 use std::fmt::Write;
 
 /// Prints the report to standard error. A closed standard error is not an error.
@@ -15,7 +17,7 @@ pub fn print(report: &Report) {
     if !report.others.is_empty() {
         let (calls, held) = report.others.iter().fold((0, 0), |(calls, held), process| {
             let calls = u64::saturating_add(calls, process.calls());
-            (calls, held.max(process.held_peak))
+            (calls, held.max(process.snapshot.held_peak))
         });
         let _ = writeln!(
             text,
@@ -31,18 +33,18 @@ pub fn print(report: &Report) {
 // The program can have written any numbers, so sums stop at the largest number.
 impl Process {
     /// Returns the sum of `of` over all classes.
-    fn of_classes(&self, of: impl Fn(&Class) -> u64) -> u64 {
-        self.classes.iter().map(of).fold(0, u64::saturating_add)
+    fn of_classes(&self, of: impl Fn(Class<'_>) -> u64) -> u64 {
+        self.classes().map(of).fold(0, u64::saturating_add)
     }
 
     fn allocations(&self) -> u64 {
         let small = self.of_classes(|class| class.alloc);
-        small.saturating_add(self.large_alloc)
+        small.saturating_add(self.calls.count(Call::LARGE_ALLOC))
     }
 
     fn frees(&self) -> u64 {
         let small = self.of_classes(|class| class.free);
-        small.saturating_add(self.large_free)
+        small.saturating_add(self.calls.count(Call::LARGE_FREE))
     }
 
     fn calls(&self) -> u64 {
@@ -50,20 +52,23 @@ impl Process {
     }
 
     fn live(&self) -> u64 {
-        let small = self.of_classes(|class| class.live().saturating_mul(class.size));
-        small.saturating_add(self.large_live)
+        let small = self.of_classes(|class| class.live().saturating_mul(class.cache.size));
+        let large = self.calls.count(Call::LARGE_BYTES);
+        let freed = self.calls.count(Call::LARGE_BYTES_FREED);
+        small.saturating_add(large.saturating_sub(freed))
     }
 }
 
 fn describe(text: &mut String, process: &Process) {
-    let backend = match process.backend {
+    let Process { snapshot, calls } = process;
+    let backend = match snapshot.backend {
         1 => "restartable sequences, by CPU number",
         2 => "restartable sequences, by concurrency id",
         _ => "atomics",
     };
-    let small = process.of_classes(Class::calls);
-    let slow = process.of_classes(|class| class.slowpath);
-    let _ = writeln!(text, "pinfold: process {} on {backend}", process.pid);
+    let small = process.of_classes(|class| class.calls());
+    let slow = snapshot.of_caches(Cache::slow);
+    let _ = writeln!(text, "pinfold: process {} on {backend}", snapshot.pid);
     let mut line = |name: &str, value: String| {
         let _ = writeln!(text, "  {name:<12}{value}");
     };
@@ -73,58 +78,64 @@ fn describe(text: &mut String, process: &Process) {
             "{} allocations, {} frees, {} reallocs, {} failed",
             grouped(process.allocations()),
             grouped(process.frees()),
-            grouped(process.realloc),
-            grouped(process.failed)
+            grouped(calls.count(Call::REALLOC)),
+            grouped(calls.count(Call::FAILED))
         ),
     );
-    line("requested", bytes(process.requested));
+    line("requested", bytes(calls.count(Call::REQUESTED)));
     line("live", format!("{} at the end", bytes(process.live())));
     line(
         "held",
         format!(
             "{} at the end ({} huge), {} at the peak",
-            bytes(process.held),
-            bytes(process.huge),
-            bytes(process.held_peak)
+            bytes(snapshot.held),
+            bytes(snapshot.huge),
+            bytes(snapshot.held_peak)
         ),
     );
     line(
         "returned",
-        format!("{} to the system", bytes(process.returned)),
+        format!("{} to the system", bytes(snapshot.returned)),
     );
     line("cache hits", percent(hit_rate(small, slow)));
     classes(text, process);
 }
 
 fn classes(text: &mut String, process: &Process) {
-    let _ = writeln!(
-        text,
-        "  {:>7} {:>14} {:>14} {:>12} {:>8} {:>12} {:>12} {:>9} {:>9}",
-        "size", "allocated", "freed", "live", "hits", "refilled", "flushed", "slabs", "given back"
-    );
-    for class in process.classes.iter().filter(|class| class.calls() > 0) {
-        let _ = writeln!(
-            text,
-            "  {:>7} {:>14} {:>14} {:>12} {:>8} {:>12} {:>12} {:>9} {:>9}",
-            class.size,
+    let mut row = |cells: [String; 9]| {
+        let widths = [7, 14, 14, 12, 8, 12, 12, 9, 9];
+        let cells = cells.iter().zip(widths);
+        let cells: Vec<_> = cells
+            .map(|(cell, width)| format!("{cell:>width$}"))
+            .collect();
+        let _ = writeln!(text, "  {}", cells.join(" "));
+    };
+    let heads = "size allocated freed live hits refilled flushed slabs given back";
+    let mut heads = heads.splitn(9, ' ');
+    row([(); 9].map(|()| heads.next().unwrap_or_default().to_owned()));
+    for class in process.classes().filter(|class| class.calls() > 0) {
+        let count = |event| grouped(class.cache.count(event));
+        row([
+            class.cache.size.to_string(),
             grouped(class.alloc),
             grouped(class.free),
             grouped(class.live()),
             percent(class.hit_rate()),
-            grouped(class.refilled),
-            grouped(class.flushed),
-            grouped(class.slab_alloc),
-            grouped(class.slab_free)
-        );
+            count(SlabEvent::Refilled),
+            count(SlabEvent::Flushed),
+            count(SlabEvent::SlabAlloc),
+            count(SlabEvent::SlabFree),
+        ]);
     }
-    if process.large_alloc > 0 {
+    let [alloc, free] = [Call::LARGE_ALLOC, Call::LARGE_FREE].map(|call| process.calls.count(call));
+    if alloc > 0 {
         let _ = writeln!(
             text,
             "  {:>7} {:>14} {:>14} {:>12}",
             "larger",
-            grouped(process.large_alloc),
-            grouped(process.large_free),
-            grouped(process.large_alloc.saturating_sub(process.large_free))
+            grouped(alloc),
+            grouped(free),
+            grouped(alloc.saturating_sub(free))
         );
     }
 }
@@ -163,6 +174,7 @@ fn bytes(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::live::{Snapshot, segment, set_call};
 
     #[test]
     fn numbers_are_grouped_and_have_units() {
@@ -177,19 +189,15 @@ mod tests {
 
     #[test]
     fn false_numbers_have_sums() {
-        let class = || Class {
-            size: u64::MAX,
-            alloc: u64::MAX,
-            free: 7,
-            slowpath: u64::MAX,
-            ..Class::default()
-        };
-        let process = Process {
-            classes: vec![class(), class()],
-            large_alloc: 1,
-            large_live: u64::MAX,
-            ..Process::default()
-        };
+        let mut bytes = segment(1);
+        for call in [Call::alloc(0), Call::alloc(1), Call::LARGE_ALLOC] {
+            set_call(&mut bytes, 0, call, usize::MAX);
+        }
+        let mut snapshot = Snapshot::parse(&bytes).unwrap();
+        let caches = snapshot.caches.iter_mut();
+        caches.for_each(|cache| cache.size = u64::MAX);
+        let calls = snapshot.calls.take().unwrap();
+        let process = Process { snapshot, calls };
         let mut text = String::new();
         describe(&mut text, &process);
         assert!(

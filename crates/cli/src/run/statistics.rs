@@ -1,9 +1,8 @@
 //! Reads the statistics files that the command's processes have left.
 
 use crate::foreign::{Content, open_own};
-use crate::live::{Cache, Snapshot};
+use crate::live::{Cache, Calls, Snapshot};
 use anyhow::{Context, Result, anyhow};
-use pinfold::internal::segment::{Call, SlabEvent};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -59,7 +58,7 @@ impl Directory {
             let (Ok(process), Ok(image)) = (process.parse(), image.parse()) else {
                 continue;
             };
-            if let Some(counted) = snapshot(&entry.path()).as_ref().and_then(Process::of) {
+            if let Some(counted) = snapshot(&entry.path()).and_then(Process::of) {
                 all.push((process, image, counted));
             }
         }
@@ -93,81 +92,35 @@ pub struct Report {
 }
 
 /// The counts of one program image: a process between two calls of `exec`.
-#[derive(Debug, Default)]
 pub struct Process {
-    pub pid: u32,
-    pub backend: u32,
-    pub held: u64,
-    pub held_peak: u64,
-    pub returned: u64,
-    pub huge: u64,
-    pub requested: u64,
-    pub large_alloc: u64,
-    pub large_free: u64,
-    pub large_live: u64,
-    pub realloc: u64,
-    pub failed: u64,
-    pub classes: Vec<Class>,
+    pub snapshot: Snapshot,
+    pub calls: Calls,
 }
 
-#[derive(Debug, Default)]
-pub struct Class {
-    pub size: u64,
+/// A cache, and the calls that its size class served.
+pub struct Class<'s> {
+    pub cache: &'s Cache,
     pub alloc: u64,
     pub free: u64,
-    pub slowpath: u64,
-    pub refilled: u64,
-    pub flushed: u64,
-    pub slab_alloc: u64,
-    pub slab_free: u64,
 }
 
 impl Process {
-    /// Takes the report's numbers from what a process has shown.
-    fn of(snapshot: &Snapshot) -> Option<Process> {
-        let calls = snapshot.calls.as_ref()?;
-        let large = calls.count(Call::LARGE_BYTES);
-        Some(Process {
-            pid: snapshot.pid,
-            backend: snapshot.backend,
-            held: snapshot.held,
-            held_peak: snapshot.held_peak,
-            returned: snapshot.returned,
-            huge: snapshot.huge,
-            requested: calls.count(Call::REQUESTED),
-            large_alloc: calls.count(Call::LARGE_ALLOC),
-            large_free: calls.count(Call::LARGE_FREE),
-            large_live: large.saturating_sub(calls.count(Call::LARGE_BYTES_FREED)),
-            realloc: calls.count(Call::REALLOC),
-            failed: calls.count(Call::FAILED),
-            classes: snapshot
-                .caches
-                .iter()
-                .map(|cache| {
-                    let class = snapshot.class_of(cache);
-                    Class::of(cache, class.map_or((0, 0), |class| calls.of_class(class)))
-                })
-                .collect(),
+    /// Returns `None` if the process counted no calls.
+    fn of(mut snapshot: Snapshot) -> Option<Process> {
+        let calls = snapshot.calls.take()?;
+        Some(Process { snapshot, calls })
+    }
+
+    pub fn classes(&self) -> impl Iterator<Item = Class<'_>> {
+        self.snapshot.caches.iter().map(|cache| {
+            let class = self.snapshot.class_of(cache);
+            let (alloc, free) = class.map_or((0, 0), |class| self.calls.of_class(class));
+            Class { cache, alloc, free }
         })
     }
 }
 
-impl Class {
-    fn of(cache: &Cache, (alloc, free): (u64, u64)) -> Class {
-        Class {
-            size: cache.size,
-            alloc,
-            free,
-            slowpath: cache.slow(),
-            refilled: cache.count(SlabEvent::Refilled),
-            flushed: cache.count(SlabEvent::Flushed),
-            slab_alloc: cache.count(SlabEvent::SlabAlloc),
-            slab_free: cache.count(SlabEvent::SlabFree),
-        }
-    }
-}
-
-impl Class {
+impl Class<'_> {
     pub fn calls(&self) -> u64 {
         self.alloc.saturating_add(self.free)
     }
@@ -178,7 +131,7 @@ impl Class {
 
     /// Returns the share of calls that a fast path served.
     pub fn hit_rate(&self) -> Option<f64> {
-        hit_rate(self.calls(), self.slowpath)
+        hit_rate(self.calls(), self.cache.slow())
     }
 }
 

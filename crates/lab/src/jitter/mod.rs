@@ -8,7 +8,7 @@ use crate::Machine;
 use crate::bench::seconds;
 use crate::cpus;
 use crate::figures::{Output, Plot, Progress, Series, Sheet};
-use crate::output::Table;
+use crate::output::{Table, figure};
 use anyhow::{Context, Result, ensure};
 use interrupts::Interrupts;
 use pinfold::internal::topology_below;
@@ -232,38 +232,23 @@ fn measure(args: &Args, setup: Setup, progress: &Progress) -> Result<Measured> {
 }
 
 fn text(rows: &[Row]) -> String {
-    let mut table = Table::new([
-        "shepherd",
-        "folds",
-        "context switches",
-        "interrupts",
-        "from other CPUs",
-        "timer",
-        "median",
-        "99.9 %",
-        "longest",
-        "extra switches per fold",
-    ]);
     let none = &rows[0];
-    for row in rows {
+    let a_fold = |row: &Row| {
         let more = row.context_switches as f64 - none.context_switches as f64;
-        let a_fold = match row.folds {
-            0 => "-".to_owned(),
-            folds => format!("{:.2}", more / folds as f64),
-        };
-        table.row([
-            row.subject.name().to_owned(),
-            row.folds.to_string(),
-            row.context_switches.to_string(),
-            row.interrupts.to_string(),
-            row.ipis.to_string(),
-            row.timer_interrupts.to_string(),
-            row.p50_cycles.to_string(),
-            row.p999_cycles.to_string(),
-            row.max_cycles.to_string(),
-            a_fold,
-        ]);
-    }
+        figure((row.folds > 0).then(|| more / row.folds as f64), 2)
+    };
+    let table = Table::of(rows)
+        .column("shepherd", |row| row.subject)
+        .column("folds", |row| row.folds)
+        .column("context switches", |row| row.context_switches)
+        .column("interrupts", |row| row.interrupts)
+        .column("from other CPUs", |row| row.ipis)
+        .column("timer", |row| row.timer_interrupts)
+        .column("median", |row| row.p50_cycles)
+        .column("99.9 %", |row| row.p999_cycles)
+        .column("longest", |row| row.max_cycles)
+        .column("extra switches per fold", a_fold)
+        .table();
     format!(
         "A loop on CPU {} for {:.0} s with each shepherd, folded every {} ms; times between passes in cycles.\n\n{table}",
         none.cpu, none.seconds, none.interval_ms,

@@ -1,7 +1,7 @@
 //! Tables for people.
 
 use super::text::escaped;
-use std::fmt;
+use std::fmt::{self, Display};
 
 /// Rows under a heading. One column is left-aligned, the others are right-aligned.
 pub struct Table {
@@ -10,27 +10,15 @@ pub struct Table {
 }
 
 impl Table {
-    /// Makes a table with these columns, the first of them left-aligned.
-    pub fn new<C: Into<String>>(columns: impl IntoIterator<Item = C>) -> Table {
-        Table {
-            rows: vec![columns.into_iter().map(Into::into).collect()],
+    /// Begins a table with a line for each of `rows`, to which columns are added. The first of them
+    /// is left-aligned, the others are right-aligned.
+    pub fn of<R: Copy>(rows: impl IntoIterator<Item = R>) -> Columns<R> {
+        let rows: Vec<R> = rows.into_iter().collect();
+        let table = Table {
+            rows: vec![Vec::new(); rows.len() + 1],
             left: 0,
-        }
-    }
-
-    /// Makes a table whose last column is the left-aligned one: for names of any length.
-    pub fn with_names_last<C: Into<String>>(columns: impl IntoIterator<Item = C>) -> Table {
-        let table = Table::new(columns);
-        Table {
-            left: table.rows[0].len().saturating_sub(1),
-            ..table
-        }
-    }
-
-    /// Adds a row. What a cell holds cannot end the row.
-    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
-        let cells = cells.into_iter().map(|cell| escaped(&cell).into_owned());
-        self.rows.push(cells.collect());
+        };
+        Columns { rows, table }
     }
 
     /// Returns whether there is no row below the heading.
@@ -49,7 +37,42 @@ impl Table {
     }
 }
 
-impl fmt::Display for Table {
+/// A table that is made column by column.
+pub struct Columns<R> {
+    rows: Vec<R>,
+    table: Table,
+}
+
+impl<R: Copy> Columns<R> {
+    /// Adds a column: its heading, and the cell of each row. What a cell holds cannot end the row.
+    pub fn column<C: Display>(mut self, heading: impl Display, cell: impl Fn(R) -> C) -> Self {
+        let cells = self.rows.iter().map(|&row| cell(row).to_string());
+        let cells = cells.map(|cell| escaped(&cell).into_owned());
+        let cells = [heading.to_string()].into_iter().chain(cells);
+        for (line, cell) in self.table.rows.iter_mut().zip(cells) {
+            line.push(cell);
+        }
+        self
+    }
+
+    /// Adds the column that is left-aligned instead of the first: for names of any length.
+    pub fn names<C: Display>(mut self, heading: impl Display, cell: impl Fn(R) -> C) -> Self {
+        self.table.left = self.table.rows[0].len();
+        self.column(heading, cell)
+    }
+
+    /// Returns the table.
+    pub fn table(self) -> Table {
+        self.table
+    }
+}
+
+/// Formats a figure with `digits` digits after the point, or "-" if it was not measured.
+pub fn figure(value: Option<f64>, digits: usize) -> String {
+    value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
+}
+
+impl Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for row in &self.rows {
             let mut line = String::new();
@@ -73,9 +96,9 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let mut table = Table::new(["subject", "cycles"]);
-        table.row(["event".to_owned(), "5.5".to_owned()]);
-        table.row(["masked-signals".to_owned(), "1234.5".to_owned()]);
+        let rows = [("event", 5.5), ("masked-signals", 1234.5)];
+        let table = Table::of(rows).column("subject", |row| row.0);
+        let table = table.column("cycles", |row| row.1).table();
         assert_eq!(
             table.to_string(),
             "subject         cycles\nevent              5.5\nmasked-signals  1234.5\n"

@@ -128,6 +128,12 @@ impl Timing {
             cycles: cycles as f64 / operations as f64,
         }
     }
+
+    fn both(alloc: u64, free: u64, operations: usize) -> Vec<Timing> {
+        let all = [(Op::Alloc, alloc), (Op::Free, free)];
+        all.map(|(op, cycles)| Timing::new(op, cycles, operations))
+            .into()
+    }
 }
 
 // Each timed loop is in a function that is not inlined and takes the subject by reference. So the

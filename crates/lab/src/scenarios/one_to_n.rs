@@ -5,7 +5,7 @@
 //! `alloc` is the first thread's time for all objects. `free` is the mean over the other threads of
 //! the time they spend freeing. Waiting for the next batch does not count.
 
-use super::{Op, Timing, alloc_into, time_free};
+use super::{Timing, alloc_into, time_free};
 use crate::{Barrier, Desk, Pool, Subject, cycles, spin_long_until};
 use anyhow::Result;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -35,10 +35,7 @@ pub(super) fn measure<S: Subject>(pool: &Pool, subject: &S) -> Result<Vec<Timing
     })?;
     let operations = pool.objects() * (pool.len() - 1);
     let (alloc, free) = (cycles[0], cycles[1..].iter().sum());
-    Ok(vec![
-        Timing::new(Op::Alloc, alloc, operations),
-        Timing::new(Op::Free, free, operations),
-    ])
+    Ok(Timing::both(alloc, free, operations))
 }
 
 /// Returns the cycles to allocate the objects of all `desks`.

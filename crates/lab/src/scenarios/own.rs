@@ -25,10 +25,7 @@ pub(super) fn all<S: Subject>(pool: &Pool, threads: usize, subject: &S) -> Resul
     let operations = pool.objects() * threads;
     let alloc = cycles.iter().map(|both| both.0).sum();
     let free = cycles.iter().map(|both| both.1).sum();
-    Ok(vec![
-        Timing::new(Op::Alloc, alloc, operations),
-        Timing::new(Op::Free, free, operations),
-    ])
+    Ok(Timing::both(alloc, free, operations))
 }
 
 /// Scenarios 2 and 4: each thread frees an object right after it allocated it.

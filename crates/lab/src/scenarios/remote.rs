@@ -4,7 +4,7 @@
 //! `alloc` is the mean over the allocating threads. From the second pass on, these threads allocate
 //! the objects that the first thread freed before, however the subject brings them back.
 
-use super::{Op, Timing, free_from, time_alloc};
+use super::{Timing, free_from, time_alloc};
 use crate::{Barrier, Desk, Pool, Subject, cycles};
 use anyhow::Result;
 
@@ -27,10 +27,7 @@ pub(super) fn measure<S: Subject>(pool: &Pool, subject: &S) -> Result<Vec<Timing
     })?;
     let operations = pool.objects() * (pool.len() - 1);
     let (free, alloc) = (cycles[0], cycles[1..].iter().sum());
-    Ok(vec![
-        Timing::new(Op::Alloc, alloc, operations),
-        Timing::new(Op::Free, free, operations),
-    ])
+    Ok(Timing::both(alloc, free, operations))
 }
 
 /// Returns the cycles to free the objects of all `desks`.

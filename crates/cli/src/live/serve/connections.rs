@@ -3,9 +3,10 @@
 //! A client that connects and then does nothing must not keep another client out. So at the limit,
 //! the connection that has waited longest for its client is closed, and a new one takes its place.
 
+use crate::live::locked;
 use std::collections::HashMap;
 use std::net::{Shutdown, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// What a connection waits for. The first kinds give way first.
@@ -42,14 +43,10 @@ impl Connections {
         })
     }
 
-    fn open(&self) -> MutexGuard<'_, (u64, HashMap<u64, Connection>)> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Adds a connection. At the limit, closes the one that has waited longest for its client.
     /// Returns `None` if the server makes an answer for each of them.
     pub fn admit(self: &Arc<Self>, stream: &Arc<TcpStream>) -> Option<Place> {
-        let mut open = self.open();
+        let mut open = locked(&self.open);
         let (next, connections) = &mut *open;
         if connections.len() >= self.most && !close_oldest(connections) {
             return None;
@@ -70,7 +67,7 @@ impl Connections {
 
     /// Closes the connection that has waited longest for its client, if there is one.
     pub fn close_oldest(&self) {
-        close_oldest(&mut self.open().1);
+        close_oldest(&mut locked(&self.open).1);
     }
 }
 
@@ -97,7 +94,7 @@ pub struct Place {
 impl Place {
     /// Notes what the connection waits for. Returns false if it has given way to another.
     pub fn enter(&self, phase: Phase) -> bool {
-        let mut open = self.all.open();
+        let mut open = locked(&self.all.open);
         let connection = open.1.get_mut(&self.number);
         let is_open = connection.is_some();
         if let Some(connection) = connection {
@@ -110,7 +107,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.all.open().1.remove(&self.number);
+        locked(&self.all.open).1.remove(&self.number);
     }
 }
 

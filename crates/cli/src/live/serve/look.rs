@@ -8,15 +8,15 @@
 
 use super::once::Once;
 use crate::foreign::{Deadline, Process};
-use crate::live::list;
 use crate::live::snapshot::{Memory, Snapshot};
 use crate::live::source::{Source, Unreadable};
 use crate::live::top::threads_by_cpu;
+use crate::live::{list, locked};
 use crate::output;
 use rustix::fs::{AtFlags, statat};
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a list of all processes is used before the next is made.
@@ -172,7 +172,7 @@ impl Processes {
     /// Looks at all processes. Returns `None` if that takes too long.
     pub fn look(&self, with_threads: bool) -> Option<Arc<Look>> {
         if let Some(all) = &self.all
-            && self.list.entries().is_empty()
+            && locked(&self.list.entries).is_empty()
         {
             // The first list takes longer than a later one may.
             let now = Instant::now();
@@ -192,17 +192,9 @@ impl Processes {
 }
 
 impl List {
-    fn entries(&self) -> MutexGuard<'_, Vec<Arc<Entry>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn unlisted(&self) -> MutexGuard<'_, Unread> {
-        self.unlisted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes processes that have ended out of the list, and returns the others.
     fn living(&self) -> Vec<Arc<Entry>> {
-        let mut entries = self.entries().clone();
+        let mut entries = locked(&self.entries).clone();
         entries.retain(|entry| {
             let has_ended = entry.has_ended();
             if has_ended {
@@ -231,23 +223,23 @@ impl List {
             if known.contains(&source.pid) {
                 continue;
             }
-            let mut entries = self.entries();
+            let mut entries = locked(&self.entries);
             match entries.len() < self.most {
                 true => entries.push(Entry::new(source)),
                 false => unlisted.beyond += 1,
             }
         }
-        *self.unlisted() = unlisted;
+        *locked(&self.unlisted) = unlisted;
     }
 
     /// Reads all processes.
     fn look(&self, with_threads: bool) -> Look {
-        let mut entries = self.entries().clone();
+        let mut entries = locked(&self.entries).clone();
         entries.sort_by_key(|entry| entry.cost.load(Relaxed));
         let end = Instant::now() + READING;
         let mut look = Look {
             readings: Vec::new(),
-            unread: *self.unlisted(),
+            unread: *locked(&self.unlisted),
         };
         let mut memory = 0_usize;
         for (nth, entry) in entries.iter().enumerate() {
@@ -287,7 +279,7 @@ impl List {
 
     /// Takes a process out of the list, and puts another in.
     fn replace(&self, entry: &Arc<Entry>, next: Option<Arc<Entry>>) {
-        let mut entries = self.entries();
+        let mut entries = locked(&self.entries);
         let before = entries.len();
         entries.retain(|other| !Arc::ptr_eq(other, entry));
         // Another look may have done this already.
@@ -321,15 +313,11 @@ impl Entry {
         self.process().has_ended().unwrap_or(false)
     }
 
-    fn reading(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Reads the process. Returns `None` if an earlier read hangs.
     fn read(&self, with_threads: bool) -> Option<Result<Reading, Unreadable>> {
         let begin = Instant::now();
         {
-            let mut reading = self.reading();
+            let mut reading = locked(&self.reading);
             if reading.is_some_and(|earlier| earlier.elapsed() > HANGS) {
                 return None;
             }
@@ -346,7 +334,7 @@ impl Entry {
             },
             snapshot,
         });
-        *self.reading() = None;
+        *locked(&self.reading) = None;
         let cost = u64::try_from(begin.elapsed().as_micros());
         self.cost.store(cost.unwrap_or(u64::MAX), Relaxed);
         Some(read)

@@ -1,6 +1,6 @@
 //! The page for Prometheus.
 
-use super::exposition::{Family, Kind, Labels, Samples};
+use super::exposition::{Family, Kind, Labels, Samples, Value};
 use super::look::{Look, Reading};
 use super::request::Format;
 use pinfold::internal::segment::SlabEvent;
@@ -38,24 +38,26 @@ fn counter(of: families::Family) -> Family {
     family(of.name, "", Kind::Counter, of.help)
 }
 
-const UNREAD: Family = family(
-    "pinfold_unread_processes",
-    "",
-    Kind::Gauge,
-    "Processes that are left out, by reason",
-);
-const COUNTER_EVENTS: Family = family(
-    "pinfold_counter_events",
-    "",
-    Kind::Counter,
-    "Events that the program counts by name",
-);
-const COUNTER_LEVELS: Family = family(
-    "pinfold_counter",
-    "",
-    Kind::Gauge,
-    "Levels that the program counts by name",
-);
+/// Declares families by their kinds, names, units and what they mean.
+macro_rules! families {
+    ($($family:ident = $kind:ident $name:literal $unit:literal $help:literal;)+) => {
+        $(const $family: Family = family($name, $unit, Kind::$kind, $help);)+
+    };
+}
+
+families! {
+    UNREAD = Gauge "pinfold_unread_processes" "" "Processes that are left out, by reason";
+    COUNTER_EVENTS = Counter "pinfold_counter_events" "" "Events that the program counts by name";
+    COUNTER_LEVELS = Gauge "pinfold_counter" "" "Levels that the program counts by name";
+    // The metrics that Prometheus' own clients have for a process.
+    RESIDENT_MEMORY = Gauge "process_resident_memory" "bytes" "Resident memory size in bytes";
+    VIRTUAL_MEMORY = Gauge "process_virtual_memory" "bytes" "Virtual memory size in bytes";
+    OPEN_FILES = Gauge "process_open_fds" "" "Number of open file descriptors";
+    MAX_FILES = Gauge "process_max_fds" "" "Maximum number of open file descriptors";
+    CPU = Counter "process_cpu" "seconds" "Total user and system CPU time spent in seconds";
+    START_TIME = Gauge "process_start_time" "seconds"
+        "Start time of the process since the epoch in seconds";
+}
 
 /// Returns the page.
 pub fn text(look: &Look, format: Format) -> String {
@@ -122,76 +124,17 @@ fn add(samples: &mut Samples, reading: &Reading) {
             false => samples.add(COUNTER_EVENTS, &labels, counter.value),
         }
     }
-    add_standard(samples, reading, &process);
-}
-
-/// Adds the metrics that Prometheus' own clients have for a process.
-fn add_standard(samples: &mut Samples, reading: &Reading, process: &Labels) {
     let system = &reading.system;
     for (family, value) in [
-        (
-            family(
-                "process_resident_memory",
-                "bytes",
-                Kind::Gauge,
-                "Resident memory size in bytes",
-            ),
-            system.resident,
-        ),
-        (
-            family(
-                "process_virtual_memory",
-                "bytes",
-                Kind::Gauge,
-                "Virtual memory size in bytes",
-            ),
-            system.virtual_memory,
-        ),
-        (
-            family(
-                "process_open_fds",
-                "",
-                Kind::Gauge,
-                "Number of open file descriptors",
-            ),
-            system.open_files,
-        ),
-        (
-            family(
-                "process_max_fds",
-                "",
-                Kind::Gauge,
-                "Maximum number of open file descriptors",
-            ),
-            system.max_files,
-        ),
+        (RESIDENT_MEMORY, system.resident.map(Value::from)),
+        (VIRTUAL_MEMORY, system.virtual_memory.map(Value::from)),
+        (OPEN_FILES, system.open_files.map(Value::from)),
+        (MAX_FILES, system.max_files.map(Value::from)),
+        (CPU, system.cpu_seconds.map(Value::from)),
+        (START_TIME, system.start_seconds.map(Value::from)),
     ] {
         if let Some(value) = value {
-            samples.add(family, process, value);
-        }
-    }
-    for (family, value) in [
-        (
-            family(
-                "process_cpu",
-                "seconds",
-                Kind::Counter,
-                "Total user and system CPU time spent in seconds",
-            ),
-            system.cpu_seconds,
-        ),
-        (
-            family(
-                "process_start_time",
-                "seconds",
-                Kind::Gauge,
-                "Start time of the process since the epoch in seconds",
-            ),
-            system.start_seconds,
-        ),
-    ] {
-        if let Some(value) = value {
-            samples.add(family, process, value);
+            samples.add(family, &process, value);
         }
     }
 }

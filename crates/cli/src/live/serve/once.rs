@@ -3,7 +3,8 @@
 //! Processes are read in a thread of their own, and no lock is held meanwhile. A client waits for
 //! the thread with a deadline, so work that hangs in the kernel takes no client with it.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use crate::live::locked;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -41,15 +42,11 @@ impl<T: Send + Sync + 'static> Once<T> {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns an outcome whose work began at `since` or later. Starts the work if no thread is at
     /// it. Returns `None` if there is no outcome within `patience`.
     pub fn get(self: &Arc<Self>, since: Instant, patience: Duration) -> Option<Arc<T>> {
         let end = Instant::now() + patience;
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         loop {
             if let Some((begin, outcome)) = &state.latest
                 && *begin >= since
@@ -77,7 +74,7 @@ impl<T: Send + Sync + 'static> Once<T> {
         let (once, begin) = (Arc::clone(self), Instant::now());
         let work = move || {
             let outcome = Arc::new((once.work)());
-            let mut state = once.lock();
+            let mut state = locked(&once.state);
             state.threads -= 1;
             if state.working == Some(begin) {
                 state.working = None;

@@ -1,7 +1,7 @@
 //! The numbers of the page for people, in JSON.
 
 use super::look::{Look, Reading};
-use crate::live::snapshot::Shepherd;
+use crate::live::snapshot::{self, Shepherd};
 use crate::live::top::{Sum, nodes};
 use crate::output;
 use serde::Serialize;
@@ -41,13 +41,12 @@ struct Cache {
 impl<'l> Process<'l> {
     fn of(reading: &'l Reading) -> Process<'l> {
         let snapshot = &reading.snapshot;
-        let caches = snapshot.caches.iter();
         Process {
             pid: reading.pid,
             name: &reading.name,
             backend: crate::live::backend_name(snapshot.backend),
             sum: Sum::of(snapshot),
-            slow_calls: caches.fold(0, |sum, cache| cache.slow().wrapping_add(sum)),
+            slow_calls: snapshot.of_caches(snapshot::Cache::slow),
             cpus: &reading.cpus,
             nodes: nodes::read(snapshot, None, &[]),
             shepherd: snapshot.shepherd,

@@ -50,7 +50,7 @@ pub fn segment(units: usize) -> Vec<u8> {
 /// Sets the count of a call in the unit `unit`.
 pub fn set_call(bytes: &mut [u8], unit: usize, call: Call, count: usize) {
     let at = FIRST + unit * SIZE + CALLS + 8 * call.index();
-    set(bytes, at, count);
+    bytes[at..at + 8].copy_from_slice(&(count as u64).to_le_bytes());
 }
 
 /// Sets the count of an event of cache `nth` on `node`.

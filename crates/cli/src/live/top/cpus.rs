@@ -2,6 +2,7 @@
 //! CPU serves how many calls.
 
 use crate::foreign::Process;
+use crate::live::per_second;
 use crate::live::snapshot::Snapshot;
 use std::collections::BTreeMap;
 
@@ -34,9 +35,7 @@ pub struct Before {
 
 /// Reads the CPUs of a process, and replaces `before`.
 pub fn read(pid: u32, snapshot: &Snapshot, seconds: Option<f64>, before: &mut Before) -> Vec<Cpu> {
-    let rate = |before: u64, now: u64| {
-        seconds.map_or(0.0, |seconds| now.saturating_sub(before) as f64 / seconds)
-    };
+    let rate = |before, now| per_second(seconds, before, now);
     // SAFETY: `sysconf` has no preconditions.
     let hertz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64;
     let mut cpus: BTreeMap<u64, Cpu> = BTreeMap::new();

@@ -3,7 +3,7 @@
 use super::Watched;
 use super::tables;
 use super::view::View;
-use crate::live::list;
+use crate::live::{list, mib};
 use crate::output::escaped;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -20,14 +20,6 @@ pub fn draw(frame: &mut Frame<'_>, watched: &Watched) {
 
 pub(super) fn bold() -> Style {
     Style::new().add_modifier(Modifier::BOLD)
-}
-
-pub(super) fn reversed() -> Style {
-    Style::new().add_modifier(Modifier::REVERSED)
-}
-
-pub(super) fn mib(bytes: u64) -> String {
-    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
 
 fn process(frame: &mut Frame<'_>, view: &View) {
@@ -118,10 +110,6 @@ fn sparklines(frame: &mut Frame<'_>, area: Rect, view: &View) {
     }
 }
 
-pub(super) fn right(text: String) -> Line<'static> {
-    Line::raw(text).right_aligned()
-}
-
 /// Shows all processes.
 fn all(frame: &mut Frame<'_>, rows: &[list::Row]) {
     let [title, body] =
@@ -137,22 +125,43 @@ fn all(frame: &mut Frame<'_>, rows: &[list::Row]) {
         "DIRTY MiB",
         "SECONDS",
     ];
-    let mut header: Vec<Line<'_>> = heads.iter().map(|&head| right(head.to_owned())).collect();
-    header.push(Line::raw("  NAME"));
+    let columns = heads.map(|head| (head.to_owned(), 11));
     let rows = rows.iter().map(|row| {
-        Row::new([
-            right(row.pid.to_string()),
-            right(mib(row.held_bytes)),
-            right(mib(row.held_peak_bytes)),
-            right(mib(row.used_bytes)),
-            right(mib(row.dirty_bytes)),
-            right(row.seconds.to_string()),
-            Line::raw(format!("  {}", escaped(&row.name))),
-        ])
+        vec![
+            row.pid.to_string(),
+            mib(row.held_bytes),
+            mib(row.held_peak_bytes),
+            mib(row.used_bytes),
+            mib(row.dirty_bytes),
+            row.seconds.to_string(),
+            escaped(&row.name).into_owned(),
+        ]
     });
-    let widths = heads.iter().map(|_| Constraint::Length(11));
-    let table = Table::new(rows, widths.chain([Constraint::Min(10)]))
-        .header(Row::new(header).style(reversed()))
+    table(frame, body, &columns, Some("NAME".to_owned()), rows);
+}
+
+/// Draws a table: right-aligned columns with their headings and widths, and left-aligned names
+/// behind them if these have a heading.
+pub(super) fn table(
+    frame: &mut Frame<'_>,
+    area: Rect,
+    columns: &[(String, u16)],
+    names: Option<String>,
+    rows: impl Iterator<Item = Vec<String>>,
+) {
+    let line = |cells: Vec<String>| {
+        let cells = cells.into_iter().enumerate();
+        Row::new(cells.map(|(nth, cell)| match nth < columns.len() {
+            true => Line::raw(cell).right_aligned(),
+            false => Line::raw(format!("  {cell}")),
+        }))
+    };
+    let widths = columns.iter().map(|&(_, width)| Constraint::Length(width));
+    let widths = widths.chain(names.iter().map(|_| Constraint::Min(10)));
+    let heads = columns.iter().map(|(head, _)| head.clone());
+    let header = line(heads.chain(names.clone()).collect());
+    let table = Table::new(rows.map(line), widths)
+        .header(header.style(Style::new().add_modifier(Modifier::REVERSED)))
         .column_spacing(0);
-    frame.render_widget(table, body);
+    frame.render_widget(table, area);
 }

@@ -1,5 +1,6 @@
 //! The memory nodes of a process.
 
+use crate::live::per_second;
 use crate::live::snapshot::{Cache, Snapshot};
 use pinfold::internal::segment::{EVENTS, SlabEvent};
 use serde::Serialize;
@@ -47,10 +48,7 @@ pub fn read(snapshot: &Snapshot, seconds: Option<f64>, before: &[Node]) -> Vec<N
                 counts.fold(0, u64::wrapping_add)
             });
             let earlier = before.get(nth).map_or(counts, |before| before.counts);
-            let rate = |which: usize| {
-                let moved = counts[which].saturating_sub(earlier[which]) as f64;
-                seconds.map_or(0.0, |seconds| moved / seconds)
-            };
+            let rate = |which: usize| per_second(seconds, earlier[which], counts[which]);
             Node {
                 used: memory.used,
                 dirty: memory.dirty,

@@ -1,5 +1,6 @@
 //! What the shepherd of a process does.
 
+use crate::live::per_second;
 use crate::live::snapshot::{self, Snapshot};
 
 /// The shepherd's work. Rates are of a second.
@@ -21,9 +22,7 @@ impl Shepherd {
     /// Reads the shepherd's work. `before` is the reading `seconds` ago.
     pub fn read(snapshot: &Snapshot, seconds: Option<f64>, before: &Shepherd) -> Shepherd {
         let (so_far, old) = (snapshot.shepherd, before.so_far);
-        let rate = |before: u64, now: u64| {
-            seconds.map_or(0.0, |seconds| now.saturating_sub(before) as f64 / seconds)
-        };
+        let rate = |before, now| per_second(seconds, before, now);
         Shepherd {
             so_far,
             ticks: rate(old.ticks, so_far.ticks),

@@ -1,12 +1,13 @@
 //! Draws the tables below the sum: the caches, the CPUs, the nodes, and the shepherd.
 
-use super::frame::{bold, mib, reversed, right};
+use super::frame::{bold, table};
 use super::view::{Key, Show, View};
+use crate::live::mib;
 use crate::output::escaped;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::{Paragraph, Row, Table};
+use ratatui::widgets::Paragraph;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub fn draw(frame: &mut Frame<'_>, area: Rect, view: &View) {
@@ -49,103 +50,82 @@ fn caches(frame: &mut Frame<'_>, area: Rect, view: &View) {
         true => format!("*{head}"),
         false => head.to_owned(),
     };
-    let mut header: Vec<Line<'_>> = COLUMNS
-        .iter()
-        .map(|&(head, _, key)| right(heading(head, key)))
-        .collect();
-    header.push(Line::raw(format!("  {}", heading("NAME", Some(Key::Name)))));
+    let columns = COLUMNS.map(|(head, width, key)| (heading(head, key), width));
     let rows = view.rows.iter().map(|row| {
-        Row::new([
-            right(row.objects.to_string()),
-            right(row.active.to_string()),
-            right(format!("{:.0}%", 100.0 * row.share())),
-            right(row.size.to_string()),
-            right(row.slabs.to_string()),
-            right(row.per_slab.to_string()),
-            right((row.bytes >> 10).to_string()),
-            right(format!("{:.0}", row.refills)),
-            Line::raw(format!("  {}", escaped(&row.name))),
-        ])
+        vec![
+            row.cache.total().to_string(),
+            row.cache.out().to_string(),
+            format!("{:.0}%", 100.0 * row.share()),
+            row.cache.size.to_string(),
+            row.cache.slabs().to_string(),
+            row.cache.per_slab.to_string(),
+            (row.bytes() >> 10).to_string(),
+            format!("{:.0}", row.refills),
+            escaped(&row.cache.name).into_owned(),
+        ]
     });
-    let widths = COLUMNS
-        .iter()
-        .map(|&(_, width, _)| Constraint::Length(width));
-    let widths = widths.chain([Constraint::Min(10)]);
-    let table = Table::new(rows, widths)
-        .header(Row::new(header).style(reversed()))
-        .column_spacing(0);
-    frame.render_widget(table, area);
+    table(
+        frame,
+        area,
+        &columns,
+        Some(heading("NAME", Some(Key::Name))),
+        rows,
+    );
 }
 
 fn cpus(frame: &mut Frame<'_>, area: Rect, view: &View) {
     let heads = ["CPU", "THREADS", "BUSY", "ALLOC/s", "FREE/s"];
     let rows = view.cpus.iter().map(|cpu| {
-        let calls = |of: fn(&super::cpus::Rates) -> f64| {
-            right(
-                cpu.calls
-                    .as_ref()
-                    .map_or("*".to_owned(), |calls| format!("{:.0}", of(calls))),
-            )
+        let calls = |of: fn(&super::cpus::Rates) -> f64| match &cpu.calls {
+            Some(calls) => format!("{:.0}", of(calls)),
+            None => "*".to_owned(),
         };
-        Row::new([
-            right(cpu.name.clone()),
-            right(cpu.threads.map_or(String::new(), |n| n.to_string())),
-            right(
-                cpu.busy
-                    .map_or(String::new(), |percent| format!("{percent:.0}%")),
-            ),
+        vec![
+            cpu.name.clone(),
+            cpu.threads.map_or_else(String::new, |n| n.to_string()),
+            cpu.busy
+                .map_or_else(String::new, |percent| format!("{percent:.0}%")),
             calls(|calls| calls.allocated),
             calls(|calls| calls.freed),
-        ])
+        ]
     });
     let note = match view.sum.counted {
         Some(_) => "BUSY: the time of the THREADS that ran on this CPU last",
         None => "BUSY: the time of the THREADS here last; * known under pinfold run --stats",
     };
-    table(frame, area, &heads, rows, note);
+    with_note(frame, area, &heads, rows, note);
 }
 
 fn nodes(frame: &mut Frame<'_>, area: Rect, view: &View) {
-    let heads = [
-        "NODE",
-        "USED MiB",
-        "SLABS MiB",
-        "DIRTY MiB",
-        "BARNS MiB",
-        "REFILL/s",
-        "REMOTE/s",
-        "OTHER/s",
-    ];
+    let memory = ["NODE", "USED MiB", "SLABS MiB", "DIRTY MiB", "BARNS MiB"];
+    let heads = [&memory[..], &["REFILL/s", "REMOTE/s", "OTHER/s"]].concat();
     let rows = view.nodes.iter().enumerate().map(|(nth, node)| {
-        Row::new([
-            right(nth.to_string()),
-            right(mib(node.used)),
-            right(mib(node.slabs)),
-            right(mib(node.dirty)),
-            right(mib(node.in_barns)),
-            right(format!("{:.0}", node.refills)),
-            right(format!("{:.0}", node.remote)),
-            right(format!("{:.0}", node.mismatches)),
-        ])
+        vec![
+            nth.to_string(),
+            mib(node.used),
+            mib(node.slabs),
+            mib(node.dirty),
+            mib(node.in_barns),
+            format!("{:.0}", node.refills),
+            format!("{:.0}", node.remote),
+            format!("{:.0}", node.mismatches),
+        ]
     });
     let note = "REMOTE: freed on another node; OTHER: taken here though another was wanted";
-    table(frame, area, &heads, rows, note);
+    with_note(frame, area, &heads, rows, note);
 }
 
 /// Draws a table whose columns are equally wide, and a note below.
-fn table<'r>(
+fn with_note(
     frame: &mut Frame<'_>,
     area: Rect,
-    heads: &[&'static str],
-    rows: impl Iterator<Item = Row<'r>>,
+    heads: &[&str],
+    rows: impl Iterator<Item = Vec<String>>,
     note: &'static str,
 ) {
     let [body, below] = Layout::vertical([Constraint::Min(0), Constraint::Length(1)]).areas(area);
-    let header = heads.iter().map(|&head| right(head.to_owned()));
-    let header = Row::new(header).style(reversed());
-    let widths = heads.iter().map(|_| Constraint::Length(10));
-    let table = Table::new(rows, widths).header(header).column_spacing(0);
-    frame.render_widget(table, body);
+    let columns: Vec<_> = heads.iter().map(|&head| (head.to_owned(), 10)).collect();
+    table(frame, body, &columns, None, rows);
     frame.render_widget(Line::raw(note), below);
 }
 

@@ -1,14 +1,14 @@
 //! What `pinfold top` shows of a process: its memory as a sum, its caches in some order, its CPUs,
 //! its nodes, and its shepherd.
 
-use super::super::snapshot::Snapshot;
+use super::super::per_second;
+use super::super::snapshot::{Cache, Snapshot};
 use super::super::source::Source;
 use super::cpus::{self, Cpu};
 use super::nodes::{self, Node};
 use super::shepherd::Shepherd;
 use super::sum::Sum;
 use clap::ValueEnum;
-use pinfold::internal::segment::SlabEvent;
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
@@ -82,15 +82,8 @@ impl Show {
 }
 
 /// One cache.
-#[derive(Clone, Debug)]
 pub struct Row {
-    pub name: String,
-    pub objects: u64,
-    pub active: u64,
-    pub size: u64,
-    pub slabs: u64,
-    pub per_slab: u64,
-    pub bytes: u64,
+    pub cache: Cache,
     /// Objects moved from slabs to sheaves, a second.
     pub refills: f64,
 }
@@ -98,10 +91,15 @@ pub struct Row {
 impl Row {
     /// Returns the share of active objects.
     pub fn share(&self) -> f64 {
-        match self.objects {
+        match self.cache.total() {
             0 => 0.0,
-            objects => self.active.min(objects) as f64 / objects as f64,
+            objects => self.cache.out().min(objects) as f64 / objects as f64,
         }
+    }
+
+    /// Returns the bytes of all slabs.
+    pub fn bytes(&self) -> u64 {
+        self.cache.slabs().saturating_mul(self.cache.slab)
     }
 }
 
@@ -156,11 +154,8 @@ impl View {
         let seconds = self
             .when
             .map(|when| when.elapsed().as_secs_f64().max(0.001));
-        let rate = |before: u64, now: u64| {
-            seconds.map_or(0.0, |seconds| now.saturating_sub(before) as f64 / seconds)
-        };
-        let slow = snapshot.caches.iter().map(|cache| cache.slow());
-        let slow = slow.fold(0, u64::wrapping_add);
+        let rate = |before, now| per_second(seconds, before, now);
+        let slow = snapshot.of_caches(Cache::slow);
         self.slow = rate(self.slow_before, slow);
         self.sum = Sum::of(&snapshot);
         self.cpus = cpus::read(self.pid, &snapshot, seconds, &mut self.cpus_before);
@@ -169,22 +164,14 @@ impl View {
         self.backend = super::super::backend_name(snapshot.backend);
         let mut refilled = HashMap::new();
         self.rows.clear();
-        for cache in &snapshot.caches {
-            let refills = cache.count(SlabEvent::Refilled);
+        for cache in snapshot.caches {
+            let refills = cache.refilled();
             // Several caches may have the same name, and one after another the same row.
             let key = (cache.nth, cache.name.clone());
             let before = self.before.get(&key).copied().unwrap_or(refills);
-            self.rows.push(Row {
-                name: cache.name.clone(),
-                objects: cache.total(),
-                active: cache.out(),
-                size: cache.size,
-                slabs: cache.slabs(),
-                per_slab: cache.per_slab,
-                bytes: cache.slabs().saturating_mul(cache.slab),
-                refills: rate(before, refills),
-            });
             refilled.insert(key, refills);
+            let refills = rate(before, refills);
+            self.rows.push(Row { cache, refills });
         }
         for (values, value) in [
             (&mut self.held, self.sum.held),
@@ -204,16 +191,16 @@ impl View {
         self.key = key;
         self.rows.sort_by(|a, b| {
             let order = match key {
-                Key::Name => a.name.cmp(&b.name),
-                Key::Objects => b.objects.cmp(&a.objects),
-                Key::Active => b.active.cmp(&a.active),
+                Key::Name => a.cache.name.cmp(&b.cache.name),
+                Key::Objects => b.cache.total().cmp(&a.cache.total()),
+                Key::Active => b.cache.out().cmp(&a.cache.out()),
                 Key::Use => b.share().total_cmp(&a.share()),
-                Key::Size => b.size.cmp(&a.size),
-                Key::Slabs => b.slabs.cmp(&a.slabs),
-                Key::Bytes => b.bytes.cmp(&a.bytes),
+                Key::Size => b.cache.size.cmp(&a.cache.size),
+                Key::Slabs => b.cache.slabs().cmp(&a.cache.slabs()),
+                Key::Bytes => b.bytes().cmp(&a.bytes()),
                 Key::Refills => b.refills.total_cmp(&a.refills),
             };
-            order.then_with(|| a.name.cmp(&b.name))
+            order.then_with(|| a.cache.name.cmp(&b.cache.name))
         });
     }
 }

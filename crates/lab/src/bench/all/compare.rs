@@ -1,11 +1,11 @@
 //! The documents' figures beside this machine's: a table or more for each, a plot, and a sentence.
 
-use super::rows::{Rows, figure};
+use super::rows::Rows;
 use super::seeds::{DOCUMENTS, Faults, PASSES, Slab};
 use crate::figures::{Bars, Panels, Plot, Series};
-use crate::output::Table;
+use crate::output::{Table, figure};
 use anyhow::Result;
-use serde_json::Value;
+use serde_json::json;
 
 /// A document's figures beside this machine's.
 pub struct Comparison {
@@ -40,34 +40,26 @@ const WAYS: [(&str, Option<usize>); 6] = [
 
 fn vmstat(rows: &Rows) -> Comparison {
     let of = |subject: &str, op: &str| {
-        let keys = [
-            ("subject", subject.into()),
-            ("op", op.into()),
-            ("signals", false.into()),
-            ("items", 1.into()),
-        ];
+        let keys = json!({"subject": subject, "op": op, "signals": false, "items": 1});
         rows.number(&keys, "cycles")
     };
-    let mut table = Table::new([
-        "here",
-        "inc_zone",
-        "dec_zone",
-        "count_vm_event",
-        "2007",
-        "inc_zone (2007)",
-        "dec_zone (2007)",
-        "count_vm_event (2007)",
-    ]);
-    for (subject, way) in WAYS {
-        let [inc, dec, event] = ["inc", "dec", "event"].map(|op| figure(of(subject, op), 1));
-        let (name, then) = match way.map(|way| &DOCUMENTS.increments[way]) {
-            Some((name, then)) => (name.clone(), then.map(|cycles| cycles.to_string())),
-            None => ("-".to_owned(), ["-"; 3].map(str::to_owned)),
-        };
-        let [then_inc, then_dec, then_event] = then;
-        let here = subject.to_owned();
-        table.row([here, inc, dec, event, name, then_inc, then_dec, then_event]);
-    }
+    let here = |subject, op| figure(of(subject, op), 1);
+    let then = |way: Option<usize>, at: usize| match way {
+        Some(way) => DOCUMENTS.increments[way].1[at].to_string(),
+        None => "-".to_owned(),
+    };
+    let table = Table::of(WAYS)
+        .column("here", |(subject, _)| subject)
+        .column("inc_zone", |(subject, _)| here(subject, "inc"))
+        .column("dec_zone", |(subject, _)| here(subject, "dec"))
+        .column("count_vm_event", |(subject, _)| here(subject, "event"))
+        .column("2007", |(_, way)| {
+            way.map_or("-", |way| &DOCUMENTS.increments[way].0)
+        })
+        .column("inc_zone (2007)", |(_, way)| then(way, 0))
+        .column("dec_zone (2007)", |(_, way)| then(way, 1))
+        .column("count_vm_event (2007)", |(_, way)| then(way, 2))
+        .table();
     let shown: Vec<_> = WAYS
         .iter()
         .filter_map(|&(name, way)| Some((name, way?)))
@@ -96,9 +88,9 @@ fn vmstat(rows: &Rows) -> Comparison {
     let meaning = format!(
         "In 2007, disabling interrupts took 48 of 60 cycles. Here an increment takes {} cycles with \
          masked signals, {} as a restartable sequence (rseq), and {} without protection.",
-        figure(of("masked-signals", "inc"), 1),
-        figure(of("rseq", "inc"), 1),
-        figure(of("unprotected", "inc"), 1),
+        here("masked-signals", "inc"),
+        here("rseq", "inc"),
+        here("unprotected", "inc"),
     );
     let caption = "Cycles per call. In 2007, only inc_zone disabled interrupts: dec_zone was \
                    __dec_zone_page_state, and count_vm_event disabled preemption";
@@ -113,35 +105,27 @@ fn vmstat(rows: &Rows) -> Comparison {
 fn slab_here(rows: &Rows, subject: &str, size: u32) -> [Option<f64>; 3] {
     let cells = [("single", "alloc"), ("single", "free"), ("pair", "pair")];
     cells.map(|(scenario, op)| {
-        let keys = [
-            ("subject", subject.into()),
-            ("scenario", scenario.into()),
-            ("op", op.into()),
-            ("size", size.into()),
-        ];
+        let keys = json!({"subject": subject, "scenario": scenario, "op": op, "size": size});
         rows.number(&keys, "cycles")
     })
 }
 
 fn slab(rows: &Rows) -> Comparison {
-    let mut table = Table::new([
-        "bytes",
-        "2015, before",
-        "2015, after",
-        "here, KmemCache",
-        "here, malloc and free",
-    ]);
     let then = |cycles: [u32; 3]| cycles.map(|one| one.to_string()).join(" / ");
-    let here = |cycles: [Option<f64>; 3]| cycles.map(|one| figure(one, 1)).join(" / ");
-    for line in &DOCUMENTS.slab {
-        table.row([
-            line.size.to_string(),
-            then(line.before),
-            then(line.after),
-            here(slab_here(rows, "pinfold-cache", line.size)),
-            here(slab_here(rows, "pinfold-malloc", line.size)),
-        ]);
-    }
+    let here = |subject, size| {
+        slab_here(rows, subject, size)
+            .map(|one| figure(one, 1))
+            .join(" / ")
+    };
+    let table = Table::of(&DOCUMENTS.slab)
+        .column("bytes", |line| line.size)
+        .column("2015, before", |line| then(line.before))
+        .column("2015, after", |line| then(line.after))
+        .column("here, KmemCache", |line| here("pinfold-cache", line.size))
+        .column("here, malloc and free", |line| {
+            here("pinfold-malloc", line.size)
+        })
+        .table();
     let line = |name: String, cycles: &dyn Fn(&Slab) -> Option<f64>| Series {
         name,
         points: (DOCUMENTS.slab.iter())
@@ -184,16 +168,9 @@ fn slab(rows: &Rows) -> Comparison {
 }
 
 fn jitter(rows: &Rows) -> Comparison {
-    let of = |subject: &str, field| rows.number(&[("subject", subject.into())], field);
-    let mut table = Table::new([
-        "who folds",
-        "longest pause (2013)",
-        "longest pause here",
-        "99.9 % here",
-        "context switches",
-        "folds",
-    ]);
-    for (subject, name, then) in [
+    let of = |subject: &str, field| rows.number(&json!({"subject": subject}), field);
+    let field = |subject, field| figure(of(subject, field), 0);
+    let setups = [
         ("none", "no one (none)", "about 700 (bare metal)"),
         (
             "local-worker",
@@ -206,20 +183,21 @@ fn jitter(rows: &Rows) -> Comparison {
             "about 700",
         ),
         ("fifo", "the worker, loop with SCHED_FIFO (fifo)", "-"),
-    ] {
-        let field = |field| figure(of(subject, field), 0);
-        table.row([
-            name.to_owned(),
-            then.to_owned(),
-            field("max_cycles"),
-            field("p999_cycles"),
-            field("context_switches"),
-            field("folds"),
-        ]);
-    }
-    let switches = |subject| of(subject, "context_switches");
-    let shown = |subject| figure(switches(subject), 0);
-    let busy = switches("none").zip(of("local-worker", "folds"));
+    ];
+    let table = Table::of(setups)
+        .column("who folds", |(_, name, _)| name)
+        .column("longest pause (2013)", |(.., then)| then)
+        .column("longest pause here", |(subject, ..)| {
+            field(subject, "max_cycles")
+        })
+        .column("99.9 % here", |(subject, ..)| field(subject, "p999_cycles"))
+        .column("context switches", |(subject, ..)| {
+            field(subject, "context_switches")
+        })
+        .column("folds", |(subject, ..)| field(subject, "folds"))
+        .table();
+    let shown = |subject| field(subject, "context_switches");
+    let busy = of("none", "context_switches").zip(of("local-worker", "folds"));
     let meaning = format!(
         "The loop lost its CPU {} times without folds, {} times with a worker on its CPU, and {} times \
          with Pinfold's shepherd. {}",
@@ -255,49 +233,40 @@ const DESIGNS: [&str; 6] = [
 
 fn counter(rows: &Rows) -> Comparison {
     let of = |subject: &str, mmap: bool, summing: bool, field| {
-        let keys = [
-            ("subject", subject.into()),
-            ("mmap", mmap.into()),
-            ("summing", summing.into()),
-        ];
+        let keys = json!({"subject": subject, "mmap": mmap, "summing": summing});
         rows.number(&keys, field)
     };
-    let mut then = Table::new(["2011", "real s", "user s", "sys s", "real ns per pass"]);
-    for (name, [real, user, sys]) in &DOCUMENTS.loops {
-        let ns = format!("{:.0}", real * 1e9 / PASSES);
-        let [real, user, sys] = [real, user, sys].map(|seconds| format!("{seconds:.1}"));
-        then.row([name.to_owned(), real, user, sys, ns]);
-    }
-    let mut here = Table::new([
-        "here",
-        "real ns",
-        "user ns",
-        "sys ns",
-        "real ns without mmap",
-        "while one sums",
-        "largest error of a sum",
-    ]);
-    for design in DESIGNS {
-        let pass = |field| figure(of(design, true, false, field), 1);
-        here.row([
-            design.to_owned(),
-            pass("ns_per_op"),
-            pass("user_ns_per_op"),
-            pass("sys_ns_per_op"),
-            figure(of(design, false, false, "ns_per_op"), 1),
-            figure(of(design, false, true, "ns_per_op"), 1),
-            figure(of(design, false, true, "sum_error_max"), 0),
-        ]);
-    }
-    let spinlock = |mmap| figure(of("spinlock-batch", mmap, false, "ns_per_op"), 1);
+    let then = Table::of(&DOCUMENTS.loops)
+        .column("2011", |(name, _)| name)
+        .column("real s", |(_, [real, ..])| format!("{real:.1}"))
+        .column("user s", |(_, [_, user, _])| format!("{user:.1}"))
+        .column("sys s", |(_, [.., sys])| format!("{sys:.1}"))
+        .column("real ns per pass", |(_, [real, ..])| {
+            format!("{:.0}", real * 1e9 / PASSES)
+        })
+        .table();
+    let pass = |design, field| figure(of(design, true, false, field), 1);
     let alone = |design| figure(of(design, false, false, "ns_per_op"), 1);
+    let here = Table::of(DESIGNS)
+        .column("here", |design| design)
+        .column("real ns", |design| pass(design, "ns_per_op"))
+        .column("user ns", |design| pass(design, "user_ns_per_op"))
+        .column("sys ns", |design| pass(design, "sys_ns_per_op"))
+        .column("real ns without mmap", alone)
+        .column("while one sums", |design| {
+            figure(of(design, false, true, "ns_per_op"), 1)
+        })
+        .column("largest error of a sum", |design| {
+            figure(of(design, false, true, "sum_error_max"), 0)
+        })
+        .table();
     let meaning = format!(
         "In 2011 the patch took a pass from 841 to 213 ns, because the processes no longer waited for \
          the counter's lock. Here a pass takes {} ns with the spinlock, and {} ns of them without mmap \
          and munmap, which shows how much of a pass the counter is. Without them, an add and its \
          subtraction take {} ns with one atomic and {} ns with Pinfold's shared counter.",
-        spinlock(true),
-        spinlock(false),
+        pass("spinlock-batch", "ns_per_op"),
+        alone("spinlock-batch"),
         alone("atomic"),
         alone("pinfold-shared"),
     );
@@ -320,12 +289,9 @@ fn counter(rows: &Rows) -> Comparison {
 const FAULTING: [&str; 4] = ["kernel", "counted", "shared-counted", "pinfold"];
 
 fn faults_here(rows: &Rows, of: &Faults, subject: &str, threads: usize, wall: bool) -> Option<f64> {
-    let keys: [(&str, Value); 4] = [
-        ("memory", of.memory.as_str().into()),
-        ("policy", of.policy.as_str().into()),
-        ("subject", subject.into()),
-        ("threads", threads.into()),
-    ];
+    let keys = json!({
+        "memory": of.memory, "policy": of.policy, "subject": subject, "threads": threads,
+    });
     let field = match wall {
         true => "faults_per_wall_second",
         false => "faults_per_cpu_second",
@@ -379,41 +345,26 @@ fn pft(rows: &Rows) -> Comparison {
 }
 
 fn faults_table(rows: &Rows, faults: &Faults, most: usize) -> Table {
-    let mut table = Table::new([
-        "N",
-        "2008, no patches",
-        "2008, mpol rework",
-        "here, kernel",
-        "here, counted",
-        "here, shared-counted",
-        "here, pinfold",
-    ]);
-    for threads in 1..=most.max(faults.lines.len()) {
-        let line = faults.lines.get(threads - 1);
-        let then = |at: usize| {
-            line.map_or("-".to_owned(), |line| {
-                format!("{} / {}", line[at], line[at + 1])
-            })
-        };
-        let here = |subject| {
-            let both = [false, true].map(|wall| faults_here(rows, faults, subject, threads, wall));
-            match both {
-                [None, None] => "-".to_owned(),
-                both => both.map(|one| figure(one, 0)).join(" / "),
-            }
-        };
-        let [kernel, counted, shared, pinfold] = FAULTING.map(here);
-        table.row([
-            threads.to_string(),
-            then(0),
-            then(2),
-            kernel,
-            counted,
-            shared,
-            pinfold,
-        ]);
+    let then = |threads: usize, at: usize| match faults.lines.get(threads - 1) {
+        Some(line) => format!("{} / {}", line[at], line[at + 1]),
+        None => "-".to_owned(),
+    };
+    let here = |subject, threads| match [false, true]
+        .map(|wall| faults_here(rows, faults, subject, threads, wall))
+    {
+        [None, None] => "-".to_owned(),
+        both => both.map(|one| figure(one, 0)).join(" / "),
+    };
+    let mut table = Table::of(1..=most.max(faults.lines.len()))
+        .column("N", |threads| threads)
+        .column("2008, no patches", |threads| then(threads, 0))
+        .column("2008, mpol rework", |threads| then(threads, 2));
+    for subject in FAULTING {
+        table = table.column(format_args!("here, {subject}"), |threads| {
+            here(subject, threads)
+        });
     }
-    table
+    table.table()
 }
 
 fn faults_lines(rows: &Rows, faults: &Faults, most: usize) -> Vec<Series> {

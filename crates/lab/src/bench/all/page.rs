@@ -28,10 +28,7 @@ impl Section<'_> {
         command: String,
         outcome: &'a Result<Sheet, String>,
     ) -> Section<'a> {
-        let rows = match outcome {
-            Ok(sheet) => Rows::parse(&sheet.json),
-            Err(_) => Rows::none(),
-        };
+        let rows = Rows::parse(outcome.as_ref().map_or("", |sheet| &sheet.json));
         Section {
             seed,
             command,
@@ -229,8 +226,8 @@ mod tests {
         let escaped = escape("<script a=\"b\" c='d'>&\u{1b}[31m\n");
         let expected = "&lt;script a=&quot;b&quot; c=&#39;d&#39;&gt;&amp;\u{fffd}[31m\n";
         assert_eq!(escaped, expected);
-        let mut table = Table::new(["<name>", "a&b"]);
-        table.row(["<i>".to_owned(), "\"".to_owned()]);
+        let table = Table::of([()]).column("<name>", |()| "<i>");
+        let table = table.column("a&b", |()| "\"").table();
         let html = html_table("<caption>", &table);
         for text in [
             "&lt;caption&gt;",

@@ -15,13 +15,10 @@ impl Rows {
         }
     }
 
-    pub fn none() -> Rows {
-        Rows(Vec::new())
-    }
-
     /// Returns a field of the first row that has all the given values.
-    pub fn number(&self, of: &[(&str, Value)], field: &str) -> Option<f64> {
-        let fits = |row: &&Value| of.iter().all(|(name, value)| row[name] == *value);
+    pub fn number(&self, of: &Value, field: &str) -> Option<f64> {
+        let of = of.as_object().into_iter().flatten();
+        let fits = |row: &&Value| of.clone().all(|(name, value)| row[name] == *value);
         self.0.iter().find(fits)?[field].as_f64()
     }
 
@@ -30,9 +27,4 @@ impl Rows {
         let values = self.0.iter().filter_map(|row| row[field].as_u64());
         values.max().unwrap_or(0) as usize
     }
-}
-
-/// Formats a figure with `digits` digits after the point, or "-" if it was not measured.
-pub fn figure(value: Option<f64>, digits: usize) -> String {
-    value.map_or("-".to_owned(), |value| format!("{value:.digits$}"))
 }

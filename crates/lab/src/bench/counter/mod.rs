@@ -95,6 +95,16 @@ pub struct Args {
     output: Output,
 }
 
+impl Args {
+    /// Returns the numbers of workers.
+    fn workers(&self) -> &[u32] {
+        match &self.processes {
+            Some(Some(processes)) => std::slice::from_ref(processes),
+            _ => &self.threads,
+        }
+    }
+}
+
 crate::names! {
     /// The measured designs, in the order of the tables.
     enum SubjectName {
@@ -218,11 +228,7 @@ fn subjects(args: &Args) -> Result<Vec<SubjectName>> {
 
 /// Refuses what `--hand-over` cannot do.
 fn check_hand_over(args: &Args) -> Result<()> {
-    let workers = match args.processes.flatten() {
-        Some(processes) => vec![processes],
-        None => args.threads.clone(),
-    };
-    let odd = workers.iter().find(|workers| *workers % 2 != 0);
+    let odd = args.workers().iter().find(|workers| *workers % 2 != 0);
     ensure!(
         !args.hand_over || odd.is_none(),
         "--hand-over needs pairs of workers; give an even number instead of {}",
@@ -243,16 +249,12 @@ fn measure(args: &Args, subjects: &[SubjectName], progress: &Progress) -> Result
         .map(|&name| Ok((name, contender(name, batch)?)));
     let contenders = made.collect::<Result<Vec<_>>>()?;
     let mut cells = Vec::new();
-    let workers = match args.processes.flatten() {
-        Some(processes) => &[processes][..],
-        None => &args.threads,
-    };
     let mmap = if args.hand_over {
         Choice::No
     } else {
         args.mmap
     };
-    for &threads in workers {
+    for &threads in args.workers() {
         for &amount in &args.amount {
             for &mmap in mmap.values() {
                 for &summing in args.summing.values() {

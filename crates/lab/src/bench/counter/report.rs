@@ -2,7 +2,7 @@
 
 use super::{Args, Row, SubjectName, designs};
 use crate::figures::{Bars, Plot, Series, rounds};
-use crate::output::Table;
+use crate::output::{Table, figure};
 use anyhow::Result;
 
 /// Formats the tables.
@@ -50,37 +50,23 @@ fn table(cell: &[Row]) -> Table {
     let baseline = cell
         .iter()
         .find(|row| row.subject == SubjectName::SpinlockBatch);
-    let ratio = |row: &Row| match baseline {
-        Some(baseline) => format!("{:.2}", row.ns_per_op / baseline.ns_per_op),
-        None => "-".to_owned(),
-    };
-    let error = |row: &Row| {
-        row.sum_error_max
-            .map_or("-".to_owned(), |error| error.to_string())
-    };
-    let mut table = Table::new([
-        "subject",
-        "batch",
-        "ns",
-        "user ns",
-        "sys ns",
-        "of spinlock-batch",
-        "sums",
-        "largest error of a sum",
-    ]);
-    for row in cell {
-        table.row([
-            row.subject.name().to_owned(),
-            row.batch.map_or("-".to_owned(), |batch| batch.to_string()),
-            format!("{:.1}", row.ns_per_op),
-            format!("{:.1}", row.user_ns_per_op),
-            format!("{:.1}", row.sys_ns_per_op),
-            ratio(row),
-            row.sums.to_string(),
-            error(row),
-        ]);
-    }
-    table
+    let ratio = |row: &Row| Some(row.ns_per_op / baseline?.ns_per_op);
+    let dash = || "-".to_owned();
+    Table::of(cell)
+        .column("subject", |row| row.subject)
+        .column("batch", |row| {
+            row.batch.map_or_else(dash, |batch| batch.to_string())
+        })
+        .column("ns", |row| format!("{:.1}", row.ns_per_op))
+        .column("user ns", |row| format!("{:.1}", row.user_ns_per_op))
+        .column("sys ns", |row| format!("{:.1}", row.sys_ns_per_op))
+        .column("of spinlock-batch", |row| figure(ratio(row), 2))
+        .column("sums", |row| row.sums)
+        .column("largest error of a sum", |row| {
+            row.sum_error_max
+                .map_or_else(dash, |error| error.to_string())
+        })
+        .table()
 }
 
 /// Draws bars by combination, or lines over the number of workers if there are several.

@@ -111,21 +111,23 @@ pub fn slab_test<N: Name>(rows: &Rows<N>, subject: N, about: &str, calls: usize)
 /// cache's.
 fn hardening(rows: &Rows<SubjectName>) -> String {
     let (plain, hardened) = (SubjectName::PinfoldCache, SubjectName::PinfoldHardened);
-    let mut table = Table::new(["scenario", "operation", "least", "most", "mean"]);
-    for (test, op) in rows.operations() {
+    let rows = rows.operations().into_iter().filter_map(|(test, op)| {
         let ratio = |size| {
             let of = |subject| Some(rows.find(subject, test, size, op)?.cycles);
             Some(of(hardened)? / of(plain)?)
         };
         let ratios: Vec<f64> = rows.sizes().into_iter().filter_map(ratio).collect();
-        if ratios.is_empty() {
-            continue;
-        }
         let [least, most] = [0.0, 1.0].map(|at| quantile(&ratios, at));
-        let figures = [least, most, geometric_mean(&ratios)].map(|ratio| format!("{ratio:.2}"));
-        let names = [test.name(), op.name()].map(str::to_owned);
-        table.row(names.into_iter().chain(figures));
+        let figures = [least, most, geometric_mean(&ratios)];
+        (!ratios.is_empty()).then_some((test, op, figures))
+    });
+    let mut table = Table::of(rows)
+        .column("scenario", |(test, ..)| test.name())
+        .column("operation", |(_, op, _)| op);
+    for (at, heading) in ["least", "most", "mean"].into_iter().enumerate() {
+        table = table.column(heading, |(.., figures)| format!("{:.2}", figures[at]));
     }
+    let table = table.table();
     match table.is_empty() {
         true => String::new(),
         false => format!(
@@ -135,17 +137,18 @@ fn hardening(rows: &Rows<SubjectName>) -> String {
 }
 
 fn bulk(rows: &Rows<SubjectName>) -> String {
-    let mut table = Table::new(["objects per call", "bulk", "single calls", "ratio"]);
-    for row in &rows.0 {
-        if let (Some(batch), Some(single)) = (row.batch, row.single_cycles) {
-            table.row([
-                batch.to_string(),
-                row.figure(),
-                format!("{single:.1}"),
-                format!("{:.2}", row.cycles / single),
-            ]);
-        }
-    }
+    let rows = rows
+        .0
+        .iter()
+        .filter_map(|row| Some((row, row.batch?, row.single_cycles?)));
+    let table = Table::of(rows)
+        .column("objects per call", |(_, batch, _)| batch)
+        .column("bulk", |(row, ..)| row.figure())
+        .column("single calls", |(.., single)| format!("{single:.1}"))
+        .column("ratio", |(row, _, single)| {
+            format!("{:.2}", row.cycles / single)
+        })
+        .table();
     if table.is_empty() {
         return String::new();
     }
@@ -186,24 +189,22 @@ pub fn side_by_side<N: Name>(rows: &Rows<N>, subjects: &[N]) -> String {
     let mut text = String::new();
     for (scenarios, heading) in COMPARED {
         let tests: Vec<_> = scenarios.iter().map(|&one| Test::Of(one)).collect();
-        let names = subjects.iter().map(|subject| subject.name());
-        let mut table = Table::new(["bytes"].into_iter().chain(names));
-        for size in rows.sizes() {
-            let cell = |&subject: &N| {
-                let cell = (rows.0.iter()).filter(|row| {
-                    row.subject == subject && row.size == size && tests.contains(&row.scenario)
-                });
-                let figures: Vec<_> = cell.map(Row::figure).collect();
-                match figures.is_empty() {
-                    true => "-".to_owned(),
-                    false => figures.join(" / "),
-                }
-            };
-            let cells: Vec<_> = subjects.iter().map(cell).collect();
-            if cells.iter().any(|cell| cell != "-") {
-                table.row([size.to_string()].into_iter().chain(cells));
-            }
+        let cell = |subject: N, size: usize| {
+            let cell = (rows.0.iter()).filter(|row| {
+                row.subject == subject && row.size == size && tests.contains(&row.scenario)
+            });
+            let figures: Vec<_> = cell.map(Row::figure).collect();
+            (!figures.is_empty()).then(|| figures.join(" / "))
+        };
+        let has_any = |&size: &usize| subjects.iter().any(|&one| cell(one, size).is_some());
+        let sizes = rows.sizes().into_iter().filter(has_any);
+        let mut table = Table::of(sizes).column("bytes", |size| size);
+        for &subject in subjects {
+            table = table.column(subject.name(), |size| {
+                cell(subject, size).unwrap_or_else(|| "-".to_owned())
+            });
         }
+        let table = table.table();
         if !table.is_empty() {
             let _ = write!(text, "\n{heading}\n{table}");
         }

@@ -13,8 +13,8 @@ use crate::Machine;
 use crate::cpus;
 use crate::figures::{Bars, Output, Progress, Series, Sheet, rounds};
 use crate::machine::settle_index;
-use crate::output::Table;
-use crate::stats::median;
+use crate::output::{Table, figure};
+use crate::stats::{distinct, median};
 use anyhow::{Result, bail};
 use serde::Serialize;
 use std::time::{Duration, Instant};
@@ -264,39 +264,30 @@ fn loops(subject: &dyn Measurable, op: Op, calls: u32, time: Duration) -> Loops 
 }
 
 fn report(args: &Args, measured: &Measured) -> String {
-    let mut table = Table::new([
-        "cycles per call",
-        "inc_zone",
-        "dec_zone",
-        "count_vm_event",
-        "protection",
-        "inc_zone with signals",
-    ]);
     let cycles = |subject: &str, op: Op, signals: bool| {
         let found = (measured.rows.iter())
             .find(|row| row.subject == subject && row.op == op && row.signals == signals);
         found.map(|row| row.cycles)
     };
     let plain = cycles("unprotected", Op::Inc, false);
-    for subject in subjects(&measured.rows)
-        .into_iter()
-        .filter(|it| *it != EVENT)
-    {
-        let quiet = Op::ALL.map(|op| cycles(subject, op, false));
-        let stormy = cycles(subject, Op::Inc, true);
-        let protection = (quiet[0].zip(plain))
-            .filter(|_| !subject.starts_with("unprotected"))
-            .map(|(cycles, plain)| cycles - plain);
-        let figure = |value: Option<f64>| value.map_or("-".to_owned(), |it| format!("{it:.1}"));
-        table.row([
-            format!("{} x {subject}", args.calls),
-            figure(quiet[0]),
-            figure(quiet[1]),
-            figure(quiet[2]),
-            figure(protection),
-            figure(stormy),
-        ]);
-    }
+    let quiet = |subject, op| figure(cycles(subject, op, false), 1);
+    let protection = |subject: &str| {
+        let protected = !subject.starts_with("unprotected");
+        let beyond = cycles(subject, Op::Inc, false).filter(|_| protected);
+        figure(beyond.zip(plain).map(|(cycles, plain)| cycles - plain), 1)
+    };
+    let table = Table::of(subjects(&measured.rows))
+        .column("cycles per call", |subject| {
+            format!("{} x {subject}", args.calls)
+        })
+        .column("inc_zone", |subject| quiet(subject, Op::Inc))
+        .column("dec_zone", |subject| quiet(subject, Op::Dec))
+        .column("count_vm_event", |subject| quiet(subject, Op::Event))
+        .column("protection", protection)
+        .column("inc_zone with signals", |subject| {
+            figure(cycles(subject, Op::Inc, true), 1)
+        })
+        .table();
     format!(
         "Medians of {}. All totals agree with the number of changes, {} of them made by signal handlers.\nprotection: inc_zone beyond that of the row \"unprotected\".\n\n{table}\n{}\n{}",
         rounds(args.rounds),
@@ -311,25 +302,21 @@ fn report(args: &Args, measured: &Measured) -> String {
 
 /// Returns a table of increments of several items.
 fn items(heading: &str, rows: &items::Rows) -> Table {
-    let numbers = items::ITEMS.map(|items| items.to_string());
-    let mut table = Table::new([heading.to_owned()].into_iter().chain(numbers));
-    for rows in rows {
-        let cycles = rows.iter().map(|row| format!("{:.1}", row.cycles));
-        table.row([rows[0].subject.to_owned()].into_iter().chain(cycles));
+    let mut table = Table::of(rows).column(heading, |row| row[0].subject);
+    for (at, items) in items::ITEMS.into_iter().enumerate() {
+        table = table.column(items, |row| format!("{:.1}", row[at].cycles));
     }
-    table
+    table.table()
 }
 
-/// Returns each subject's name once, in the order of the rows.
+/// Returns each subject's name once, in the order of the rows, without [`EVENT`].
 fn subjects(rows: &[Row]) -> Vec<&'static str> {
-    let mut names: Vec<_> = rows.iter().map(|row| row.subject).collect();
-    names.dedup();
-    names
+    let names = rows.iter().map(|row| row.subject);
+    distinct(names.filter(|name| *name != EVENT))
 }
 
 fn bars(rows: &[Row]) -> Bars<'static> {
-    let mut subjects = subjects(rows);
-    subjects.retain(|subject| *subject != EVENT);
+    let subjects = subjects(rows);
     let series = |(name, op, signals): (&str, Op, bool)| Series {
         name: name.to_owned(),
         points: (rows.iter())

@@ -13,21 +13,27 @@ pub trait Local: Default + Send + Sync {
     const BEARS_SIGNALS: bool = true;
 
     /// Changes the difference by `BY`, which is 1 or -1. Returns what is folded, or 0.
-    fn change<const BY: i8>(&self, threshold: i8) -> i64;
+    fn step<const BY: i8>(&self, threshold: i8) -> i64;
 
     /// Counts an event.
     fn event(&self);
 
-    /// Makes a change in a handler that may have interrupted another change.
-    fn in_handler(&self, op: Op, threshold: i8) -> i64 {
+    /// Makes a change. Returns what is folded, or 0.
+    #[inline(always)]
+    fn change(&self, op: Op, threshold: i8) -> i64 {
         match op {
-            Op::Inc => self.change::<1>(threshold),
-            Op::Dec => self.change::<-1>(threshold),
+            Op::Inc => self.step::<1>(threshold),
+            Op::Dec => self.step::<-1>(threshold),
             Op::Event => {
                 self.event();
                 0
             }
         }
+    }
+
+    /// Makes a change in a handler that may have interrupted another change.
+    fn in_handler(&self, op: Op, threshold: i8) -> i64 {
+        self.change(op, threshold)
     }
 
     /// Returns the difference.
@@ -67,19 +73,9 @@ impl<L: Local> Peer<L> {
 }
 
 impl<L: Local> Subject for Peer<L> {
-    #[inline]
-    fn inc(&self) {
-        self.fold(self.local().change::<1>(self.threshold));
-    }
-
-    #[inline]
-    fn dec(&self) {
-        self.fold(self.local().change::<-1>(self.threshold));
-    }
-
-    #[inline]
-    fn event(&self) {
-        self.local().event();
+    #[inline(always)]
+    fn change(&self, op: Op) {
+        self.fold(self.local().change(op, self.threshold));
     }
 
     fn in_handler(&self, op: Op) {
@@ -148,7 +144,7 @@ impl<D: Difference> Local for Unprotected<D> {
     const BEARS_SIGNALS: bool = false;
 
     #[inline(always)]
-    fn change<const BY: i8>(&self, threshold: i8) -> i64 {
+    fn step<const BY: i8>(&self, threshold: i8) -> i64 {
         let (after, fold) = step::<BY>(self.difference.get(), threshold);
         self.difference.set(after);
         fold
@@ -180,7 +176,7 @@ pub struct Cmpxchg(Unprotected<AtomicI8>);
 
 impl Local for Cmpxchg {
     #[inline(always)]
-    fn change<const BY: i8>(&self, threshold: i8) -> i64 {
+    fn step<const BY: i8>(&self, threshold: i8) -> i64 {
         let difference = &self.0.difference;
         let mut old = difference.load(Relaxed);
         loop {
@@ -218,8 +214,8 @@ pub struct MaskedSignals(Unprotected<AtomicI8>);
 
 impl Local for MaskedSignals {
     #[inline(always)]
-    fn change<const BY: i8>(&self, threshold: i8) -> i64 {
-        masked(|| self.0.change::<BY>(threshold))
+    fn step<const BY: i8>(&self, threshold: i8) -> i64 {
+        masked(|| self.0.step::<BY>(threshold))
     }
 
     #[inline(always)]
@@ -250,8 +246,8 @@ pub struct Locked {
 
 impl Local for Locked {
     #[inline(always)]
-    fn change<const BY: i8>(&self, threshold: i8) -> i64 {
-        self.lock.with(|| self.words.change::<BY>(threshold))
+    fn step<const BY: i8>(&self, threshold: i8) -> i64 {
+        self.lock.with(|| self.words.step::<BY>(threshold))
     }
 
     #[inline(always)]
@@ -260,7 +256,7 @@ impl Local for Locked {
     }
 
     fn in_handler(&self, op: Op, threshold: i8) -> i64 {
-        let changed = self.lock.try_with(|| self.words.in_handler(op, threshold));
+        let changed = self.lock.try_with(|| self.words.change(op, threshold));
         changed.unwrap_or_else(|| {
             self.aside[usize::from(op == Op::Event)].fetch_add(op.by(), Relaxed);
             0

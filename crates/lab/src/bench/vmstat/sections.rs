@@ -11,7 +11,7 @@
 //! overflow would need two thousand million such increments.
 
 use super::peers::{Peer, Unprotected};
-use super::subject::Subject;
+use super::subject::{Op, Subject};
 use crate::Padded;
 use std::arch::asm;
 use std::sync::atomic::AtomicI32;
@@ -146,38 +146,27 @@ impl<const CMPXCHG: bool> Sectioned<CMPXCHG> {
 }
 
 impl<const CMPXCHG: bool> Subject for Sectioned<CMPXCHG> {
-    #[inline]
-    fn inc(&self) {
-        let limit = self.threshold();
-        let local = match CMPXCHG {
-            true => compare_exchange!(self, "lea ecx, [rax + 1]", "jg 6f", limit),
-            false => section!(self, ["inc dword ptr [{at}]"],),
+    #[inline(always)]
+    fn change(&self, op: Op) {
+        let by = op.by() as i32;
+        let limit = by * self.threshold();
+        let local = match (op, CMPXCHG) {
+            (Op::Inc, true) => compare_exchange!(self, "lea ecx, [rax + 1]", "jg 6f", limit),
+            (Op::Dec, true) => compare_exchange!(self, "lea ecx, [rax - 1]", "jl 6f", limit),
+            (Op::Inc, false) => section!(self, ["inc dword ptr [{at}]"],),
+            (Op::Dec, false) => section!(self, ["dec dword ptr [{at}]"],),
+            (Op::Event, _) => {
+                if section!(self, ["inc qword ptr [{at} + 8]"],).is_none() {
+                    self.item.locals[0].0.events.fetch_add(1, Relaxed);
+                }
+                return;
+            }
         };
         match local {
-            Some(local) if CMPXCHG || local.difference.load(Relaxed) <= limit => {}
-            Some(_) => self.fold(1, 0),
-            None => self.fold(1, 1),
-        }
-    }
-
-    #[inline]
-    fn dec(&self) {
-        let limit = -self.threshold();
-        let local = match CMPXCHG {
-            true => compare_exchange!(self, "lea ecx, [rax - 1]", "jl 6f", limit),
-            false => section!(self, ["dec dword ptr [{at}]"],),
-        };
-        match local {
-            Some(local) if CMPXCHG || local.difference.load(Relaxed) >= limit => {}
-            Some(_) => self.fold(-1, 0),
-            None => self.fold(-1, -1),
-        }
-    }
-
-    #[inline]
-    fn event(&self) {
-        if section!(self, ["inc qword ptr [{at} + 8]"],).is_none() {
-            self.item.locals[0].0.events.fetch_add(1, Relaxed);
+            Some(_) if CMPXCHG => {}
+            Some(local) if by * local.difference.load(Relaxed) <= by * limit => {}
+            Some(_) => self.fold(by, 0),
+            None => self.fold(by, by),
         }
     }
 

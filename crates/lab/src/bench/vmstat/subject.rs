@@ -17,7 +17,7 @@ pub enum Op {
     Inc,
     /// `dec_zone_page_state`
     Dec,
-    /// `count_vm_event`
+    /// `count_vm_event`: adds 1 to a word of the CPU, without a threshold and without a total.
     Event,
 }
 
@@ -35,22 +35,13 @@ impl Op {
 
 /// An item and a count of events, together with one way to change them.
 pub trait Subject: Sync {
-    /// Adds 1 to the item. Signals may arrive in between.
-    fn inc(&self);
-
-    /// Subtracts 1 from the item.
-    fn dec(&self);
-
-    /// Counts an event: adds 1 to a word of the CPU, without a threshold and without a total.
-    fn event(&self);
+    /// Makes a change. Signals may arrive in between. `#[inline(always)]`, so that a loop of one
+    /// operation is compiled for it.
+    fn change(&self, op: Op);
 
     /// Makes a change in a handler that may have interrupted another change.
     fn in_handler(&self, op: Op) {
-        match op {
-            Op::Inc => self.inc(),
-            Op::Dec => self.dec(),
-            Op::Event => self.event(),
-        }
+        self.change(op);
     }
 
     /// Returns whether a handler may interrupt a change without loss of counts.
@@ -74,9 +65,9 @@ pub trait Measurable: Subject {
 impl<S: Subject> Measurable for S {
     fn cycles(&self, op: Op, calls: u32) -> u64 {
         match op {
-            Op::Inc => cycles::of(|| (0..calls).for_each(|_| self.inc())),
-            Op::Dec => cycles::of(|| (0..calls).for_each(|_| self.dec())),
-            Op::Event => cycles::of(|| (0..calls).for_each(|_| self.event())),
+            Op::Inc => cycles::of(|| (0..calls).for_each(|_| self.change(Op::Inc))),
+            Op::Dec => cycles::of(|| (0..calls).for_each(|_| self.change(Op::Dec))),
+            Op::Event => cycles::of(|| (0..calls).for_each(|_| self.change(Op::Event))),
         }
     }
 }
@@ -104,19 +95,13 @@ struct Rseq {
 }
 
 impl Subject for Rseq {
-    #[inline]
-    fn inc(&self) {
-        self.items.inc(Zone::normal(0), Nth(0));
-    }
-
-    #[inline]
-    fn dec(&self) {
-        self.items.dec(Zone::normal(0), Nth(0));
-    }
-
-    #[inline]
-    fn event(&self) {
-        self.events.inc();
+    #[inline(always)]
+    fn change(&self, op: Op) {
+        match op {
+            Op::Inc => self.items.inc(Zone::normal(0), Nth(0)),
+            Op::Dec => self.items.dec(Zone::normal(0), Nth(0)),
+            Op::Event => self.events.inc(),
+        }
     }
 
     fn total(&self) -> Option<i64> {

@@ -6,7 +6,7 @@ mod locked;
 mod tid;
 
 use super::Test;
-use crate::{CMalloc, Measurable, PinfoldCache, PinfoldMalloc, cache, hardened_cache};
+use crate::{CMalloc, Measurable, PinfoldCache, PinfoldMalloc, cache, cache_of};
 use anyhow::Result;
 use locked::LockedArray;
 
@@ -72,7 +72,7 @@ impl SubjectName {
     pub fn make(self, size: usize) -> Result<Box<dyn Measurable>> {
         Ok(match self {
             SubjectName::PinfoldCache | SubjectName::Rseq => Box::new(PinfoldCache(cache(size)?)),
-            SubjectName::PinfoldHardened => Box::new(PinfoldCache(hardened_cache(size)?)),
+            SubjectName::PinfoldHardened => Box::new(PinfoldCache(cache_of(size, true)?)),
             SubjectName::PinfoldMalloc => Box::new(CMalloc::<PinfoldMalloc>::new(size)),
             SubjectName::Tid => Box::new(tid::Tid::new(cache(size)?)?),
             SubjectName::Locked => Box::new(LockedArray::<false>::new(cache(size)?)),
