@@ -50,7 +50,7 @@ const KEPT_AT_LIMIT: usize = 1 << 20;
 /// The smallest growth between two reclaims near a limit, in bytes.
 const MIN_STEP: usize = 2 << 20;
 
-/// Means "no limit" in each of the words below.
+/// Means "no limit" in the words below that are amounts of memory.
 const NONE: usize = usize::MAX;
 
 /// The tightest hard limit.
@@ -66,7 +66,7 @@ static MARK: AtomicUsize = AtomicUsize::new(NONE);
 /// The number of threads that have just reclaimed and now try again. While it is above 0, `near`
 /// refuses no growth.
 static LIFTED: AtomicUsize = AtomicUsize::new(0);
-/// The most free memory that is kept, as the program or its user chose it.
+/// The most bytes of free memory to keep, as the program or its user chose.
 static MOST_KEPT: AtomicUsize = AtomicUsize::new(NONE);
 /// How often growth was refused, by a mark or by the system.
 static REFUSALS: AtomicUsize = AtomicUsize::new(0);
@@ -236,7 +236,7 @@ fn settle() {
 ///
 /// Takes effect when memory is next allocated or freed in a slow path. Costs a few stores. Close to
 /// the limit, slow paths that need memory first give free memory back. They do so at most once each
-/// time the held memory grows by a thirty-second part of the limit, and at least 2 MiB.
+/// time the held memory grows by a thirty-second part of the limit, or by 2 MiB if that is more.
 ///
 /// ```
 /// use pinfold::memory;
@@ -275,11 +275,11 @@ pub fn limit() -> Option<Limit> {
     }
 }
 
-/// Sets the most bytes of free memory in runs that the process keeps. `None`, the default, leaves
-/// the share that depends on the memory in use.
+/// Sets the largest number of bytes that the process keeps in free runs. `None`, the default, sets
+/// no number.
 ///
-/// The share, and the limits, still bound what is kept. Takes effect at the next `free` of a run.
-/// Costs one store.
+/// A share of the memory in use, and the limits, bound the kept memory in any case. Takes effect at
+/// the next `free` of a run. Costs one store.
 ///
 /// ```
 /// use pinfold::memory;
@@ -310,11 +310,11 @@ pub(super) fn is_far(held: usize, times: usize) -> bool {
 }
 
 /// Returns how many bytes may be kept if `in_use` bytes are in use, and at most `lately` bytes were
-/// in use at once a short while ago: what `in_use` lacks to nine eighths of `lately`, and an eighth
-/// of `in_use`, at least 4 MiB. But the result is at most a sixteenth of the tightest limit, and at
-/// most the memory that this limit leaves. A limit that leaves nothing still allows 1 MiB, because
-/// the held memory includes pages that were never touched. [`set_dirty_limit`] may allow less. Two
-/// loads.
+/// in use at once a short while ago. This is nine eighths of `lately` less `in_use`, plus the
+/// larger of 4 MiB and an eighth of `in_use`. But the result is at most a sixteenth of the tightest
+/// limit, and at most the memory that this limit leaves. A limit that leaves nothing still allows 1
+/// MiB, because the held memory includes pages that were never touched. [`set_dirty_limit`] may
+/// allow less. Two loads.
 pub(crate) fn kept_most(in_use: usize, lately: usize) -> usize {
     let kept = kept_below(TIGHTEST.load(Relaxed), in_use, lately);
     kept.min(MOST_KEPT.load(Relaxed))
@@ -385,7 +385,7 @@ pub(crate) fn lift() -> Lifted {
 impl Drop for Lifted {
     fn drop(&mut self) {
         // In a child that a signal handler of this thread forked, `fork_child` has already set the
-        // word to 0.
+        // word to 0, so it is not lowered again.
         let one_less = |lifted: usize| lifted.checked_sub(1);
         let _ = LIFTED.fetch_update(Relaxed, Relaxed, one_less);
     }
@@ -456,7 +456,7 @@ mod tests {
         assert_eq!(steady(256 * MIB, 200 * MIB), 16 * MIB);
         assert_eq!(kept_below(256 * MIB, 100 * MIB, 190 * MIB), 16 * MIB);
         assert_eq!(steady(128 * MIB, 100 * MIB), 8 * MIB);
-        // The limit leaves less.
+        // The limit leaves less than a sixteenth of itself.
         assert_eq!(steady(256 * MIB, 250 * MIB), 6 * MIB);
         assert_eq!(steady(256 * MIB, 256 * MIB), MIB);
         assert_eq!(steady(256 * MIB, 10_000 * MIB), MIB);

@@ -45,7 +45,7 @@ unsafe fn at<'f>(index: u32) -> &'f mut Frame {
 /// lie in a run in use, whose holder may have a reference to the same frame.
 unsafe fn state_of(index: u32) -> State {
     // SAFETY: the caller promises that the granule lies in a region, so the granule has a frame.
-    // The holder of a run in use does not write the state.
+    // The holder of a run in use does not change the state of its first and last frame.
     unsafe { (*frame(index)).state }
 }
 
@@ -203,7 +203,8 @@ impl FreeRuns {
                 (false, false) => self.unlink_age(head),
             }
         }
-        // The frames may still have the states of free runs that once began and ended there.
+        // These frames may still have the states of free runs that once began or ended there, so
+        // they are set.
         // SAFETY: the granules were taken from a free run above, and the lock is held.
         unsafe {
             at(first).state = State::Busy;
@@ -292,10 +293,10 @@ impl FreeRuns {
         Some((head, granules))
     }
 
-    /// Takes at least `granules` of a dirty run, or all of a shorter one.
+    /// Takes a dirty run, or a part of one, for a purge of `granules`.
     ///
-    /// * If a run has whole units of `unit` granules, takes units from its end, so that no huge
-    ///   page is split.
+    /// * If a run has `2 * unit - 1` granules or more, takes whole units from its end, so that no
+    ///   huge page is split: as many as cover `granules`, or all that the run has.
     /// * Otherwise takes the oldest run.
     pub(super) fn take_units(&mut self, granules: u32, unit: u32) -> Option<(u32, u32)> {
         // A run of two units less one granule has a whole unit, wherever the run begins.
@@ -306,8 +307,8 @@ impl FreeRuns {
         let first =
             (last - granules.next_multiple_of(unit).min(last)).max(head.next_multiple_of(unit));
         self.take_part(head, first, last - first);
-        // A thread that sets the run aside needs its length.
-        // SAFETY: the granules were taken from a free run above, and the lock is held.
+        // If the run is set aside, `take_back` reads its length here. SAFETY: the granules were
+        // taken from a free run above, and the lock is held.
         unsafe { (at(first).head, at(first).granules) = (first, (last - first) as u16) };
         Some((first, last - first))
     }

@@ -11,8 +11,8 @@
 //! room, and adds 1 to `passed` of each full bucket before it. So a search ends at a bucket whose
 //! `passed` is 0.
 //!
-//! The first block maps the table. If a limit leaves no memory for it, [`FEW`] static buckets are
-//! the table until the process ends.
+//! The table is mapped for the first block. If a limit leaves no memory for it, [`FEW`] static
+//! buckets are the table until the process ends.
 //!
 //! A thread enters a block in three steps:
 //!
@@ -56,13 +56,13 @@ impl Bucket {
     }
 }
 
-/// The largest share of the mappings that the kernel allows a process, at which moves of pages
-/// still make huge blocks.
+/// Moved pages become a huge block only while fewer huge blocks exist than this part (1/8) of the
+/// mappings that the kernel allows a process.
 const SHARE_MOVED: usize = 8;
 
 /// Blocks in the table.
 static BLOCKS: AtomicUsize = AtomicUsize::new(0);
-/// The number of blocks from which on moves of pages make no more blocks. 0 until [`read`].
+/// From this number of blocks on, `adopt` makes no more. 0 until [`read`].
 static MOST: AtomicUsize = AtomicUsize::new(0);
 
 /// Reads how many mappings the kernel allows. Called at the start, because a thread that allocates

@@ -3,14 +3,14 @@
 //! In huge pages, a program takes fewer page faults and fewer misses of the processor's address
 //! caches. But a huge page takes 2 MiB as soon as one byte of it is written. A program may touch
 //! only one page of a large block: a coroutine's stack, a sparse array, a buffer that stays almost
-//! empty. In huge pages, such blocks take up to 512 times as much memory. The owner of a small
-//! object writes to it, so slabs of small objects are dense.
+//! empty. In huge pages, such blocks take up to 512 times as much memory. But the owner of a small
+//! object writes to it, so a slab of small objects uses all its pages.
 //!
 //! So by default, only fresh memory for slabs of small objects comes in huge pages, once these
 //! slabs are a large part of the program. This memory is in regions of its own, *dense* regions.
 //! All other fresh memory is in *plain* regions. A dirty run serves every caller, wherever it lies,
-//! because its pages are resident already. A region's memory is asked for in the same way
-//! everywhere, so that the region stays one mapping.
+//! because its pages are resident already. The arena asks for the same kind of pages throughout a
+//! region, so that the region stays one mapping.
 //!
 //! The arena asks for huge or small pages for each piece of memory that it maps, so the system's
 //! default does not matter.
@@ -49,7 +49,7 @@ pub enum HugePages {
     Auto = 0,
     /// For no memory.
     Never = 1,
-    /// For all memory.
+    /// For all memory, except blocks that are allocated as mappings of their own.
     Always = 2,
 }
 
@@ -114,9 +114,9 @@ static MODE: AtomicU8 = AtomicU8::new(HugePages::Auto as u8);
 /// Sets when the arenas ask for huge pages, for memory that they map from now on. Replaces the
 /// value of `PINFOLD_THP`. Costs one store.
 ///
-/// The kernel gives no huge pages if `/sys/kernel/mm/transparent_hugepage/enabled` is `never`. For
-/// a block that is allocated with [`HUGE`](super::HUGE) bytes or more, a mapping of its own, the
-/// system's setting decides.
+/// The kernel gives no huge pages if `/sys/kernel/mm/transparent_hugepage/enabled` is `never`. The
+/// system's setting decides for a block that is allocated with [`HUGE`](super::HUGE) bytes or more,
+/// because the block is a mapping of its own.
 ///
 /// ```
 /// use pinfold::memory::{HugePages, set_huge_pages};

@@ -9,9 +9,10 @@
 //! A program that frees much memory at once may need it again soon. Giving the memory back would
 //! then cost a page fault for each page, over and over. So the memory stays for a while:
 //!
-//! 1. [`excess`] lets the process hold nine eighths of what it used at once in this period or the
-//!    last, and an eighth of what it uses now. Free memory in pieces does not fit every request.
-//! 2. Runs that nobody takes for [`dirty_time`](super::dirty_time) go back at a tick.
+//! 1. [`excess`] lets the process hold nine eighths of the most memory that it used at once in this
+//!    period and the last, plus an eighth of its present use, because free memory in pieces does
+//!    not fit every request.
+//! 2. Runs that no allocation takes for [`dirty_time`](super::dirty_time) go back at a tick.
 //! 3. [`begin_period`] forgets the use of the period before the last.
 //!
 //! # Who writes the words
@@ -92,9 +93,8 @@ fn sub(figure: Figure, node: usize, granules: usize) {
     add(figure, node, granules.wrapping_neg());
 }
 
-/// Adds `granules`, which the caller hands out, to the number in use on `node`. Subtracts those
-/// that are not among the `clean` ones from the number of dirty granules. The caller holds the
-/// arena's lock.
+/// Counts `granules` of `node` as in use. All but the `clean` ones no longer count as dirty. The
+/// caller holds the arena's lock.
 pub(super) fn hand_out(node: usize, granules: usize, clean: usize) {
     use_more(node, granules);
     let used = used();
@@ -189,7 +189,8 @@ fn used() -> usize {
 pub(super) fn begin_period(now: u32) {
     static BEGUN: AtomicU32 = AtomicU32::new(0);
     let begun = BEGUN.load(Relaxed);
-    // Another thread may have noted a time a little after `now`.
+    // Another thread may have noted a time a little after `now`, so a difference just below 2³²
+    // does not end the period.
     let is_over = (PERIOD..u32::MAX - PERIOD).contains(&now.wrapping_sub(begun));
     if is_over && BEGUN.compare_exchange(begun, now, Relaxed, Relaxed).is_ok() {
         MOST_BEFORE.store(MOST_NOW.swap(used(), Relaxed), Relaxed);

@@ -75,7 +75,7 @@ pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
     NonNull::new(start as *mut u8)
 }
 
-/// The bytes mapped for the allocator's own structures, without the CPUs' units.
+/// The bytes mapped for the allocator's own structures, without the CPUs' units of counters.
 static MAPPED: AtomicU64 = AtomicU64::new(0);
 
 /// Counts `bytes` that were mapped for the allocator's own structures.

@@ -16,8 +16,8 @@
 //! * **window**: the range of addresses in which the regions lie, in the order in which they were
 //!   made. The window is not reserved: the arenas map only the parts that they need.
 //! * **frame**: the arena's record of a granule, 32 bytes at the region's beginning.
-//! * **private part**: 576 bytes for each granule, behind the frames. They are for the holder of
-//!   the granule's run.
+//! * **private part**: 576 bytes for each granule, after the frames. The holder of the granule's
+//!   run uses them.
 //! * **page map**: a 16-bit entry for each granule of the window ([`entry`]).
 //! * **huge block**: a block that is a mapping of its own, outside the window. Blocks of [`HUGE`]
 //!   bytes or more are huge blocks.
@@ -27,11 +27,12 @@
 //! | state | mapped | content | becomes |
 //! |---|---|---|---|
 //! | in use | yes | a slab, or a block | dirty, when it is freed |
-//! | dirty | yes | memory that was used | in use; clean, when it is purged |
+//! | dirty | yes | memory that was used | in use; clean or absent, when it is purged |
 //! | clean | yes | zeroes, with no memory behind them | in use; absent, when it is unmapped |
 //! | absent | no | | clean, when the arena maps it |
 //!
-//! To **purge** a dirty run is to give its memory to the system.
+//! To **purge** a dirty run is to give its memory to the system. If the system refuses, a long run
+//! is unmapped instead.
 //!
 //! # When memory goes back to the system
 //!
@@ -39,8 +40,8 @@
 //!    whole units of 2 MiB of long runs first, then the oldest runs.
 //! 2. Some calls of `free_run`, and the shepherd (`crate::shepherd`), purge runs that have been
 //!    dirty for about half a second (`purge`).
-//! 3. `trim` purges all dirty runs. `unmap_free`, for a system without memory, also unmaps clean
-//!    runs.
+//! 3. `trim` purges all dirty runs. `unmap_free`, called when the system refuses memory, also
+//!    unmaps clean runs of 1 MiB or more.
 //! 4. Huge blocks are unmapped when they are freed.
 //!
 //! # Who may write what
@@ -50,7 +51,7 @@
 //! | the free runs of a node, and their frames | the holder of the arena's lock |
 //! | the frames and the private part of a run in use | the holder of the run |
 //! | the page map entries of a run | the thread that allocates or frees the run |
-//! | the regions and the window | the holder of the regions' lock, inside the arena's lock |
+//! | the regions and the window | the holder of the regions' lock |
 
 mod bins;
 pub(crate) mod budget;
@@ -113,8 +114,8 @@ const REGION: usize = 64 << 20;
 const REGION_GRANULES: usize = REGION / GRANULE;
 /// The offset of the private parts in a region: behind the frames.
 const PRIVATE_AT: usize = REGION_GRANULES * size_of::<Frame>();
-/// Bytes of a region's records, rounded up to whole granules. A granule has whole pages on every
-/// system.
+/// Bytes of a region's records, rounded up to whole granules, because a granule is a multiple of
+/// every page size.
 const HEADER: usize = (PRIVATE_AT + REGION_GRANULES * PRIVATE).next_multiple_of(GRANULE);
 /// A region's first granule behind the records.
 const REGION_FIRST: u32 = (HEADER / GRANULE) as u32;
@@ -125,8 +126,8 @@ const MAX_RUN: u32 = REGION_GRANULES as u32 - REGION_FIRST - 1;
 pub(crate) const PRIVATE: usize = 576;
 
 /// The arena's record of a granule. The lock of the node's arena protects the frames of free runs.
-/// The frames of a run in use belong to the holder of the run, except `state`, which only a holder
-/// of the lock writes.
+/// The frames of a run in use belong to the holder of the run, except the `state` of its first and
+/// last frame, which changes only under the lock.
 #[repr(C, align(32))]
 pub(crate) struct Frame {
     /// The run's first granule.
@@ -264,8 +265,8 @@ pub fn node_of(address: usize) -> usize {
 /// Returns the number of the first granule of the run in which `address` lies. The granule's entry
 /// in the page map is not 0.
 pub(crate) fn head_of(address: usize) -> u32 {
-    // SAFETY: the granule's entry is not 0. So it has a frame, and an arena wrote `head`
-    // before it set the entry.
+    // SAFETY: the granule's entry is not 0. So the granule has a frame, whose `head` was written
+    // before the entry.
     unsafe { (*frame(index_of(address))).head }
 }
 
@@ -356,8 +357,9 @@ pub fn huge_total() -> usize {
     ARENA_STAT.read(ArenaItem::Huge) as usize
 }
 
-/// Returns how many bytes are mapped for Pinfold's own structures. Leaves out the CPUs' units, of
-/// which only the used pages take memory. Not part of [`held`]. One load.
+/// Returns how many bytes are mapped for Pinfold's own structures. Leaves out the CPUs' units of
+/// counters. Includes their units of sheaves, of which only the used pages take memory. Not part of
+/// [`held`]. One load.
 ///
 /// ```
 /// use pinfold::memory;
@@ -449,8 +451,8 @@ pub(crate) fn register_fork() {
 /// Reads the facts of the machine, its free memory and the settings, on the first call. Must be
 /// called before any structure is made that has a part for each node.
 ///
-/// Two threads that call this function at once may both read. A signal handler that interrupted the
-/// first call reads itself.
+/// Two threads that call this function at once may both read. So may a signal handler that
+/// interrupted the first call.
 pub(crate) fn init() {
     static IS_OVER: AtomicBool = AtomicBool::new(false);
     // Acquire pairs with the release below: a thread that sees the end also sees what was read.

@@ -30,7 +30,8 @@ crate::vmstat_items! {
     /// use pinfold::memory::{NUMA_STAT, NumaItem::*};
     ///
     /// let [hit, miss, local, other] = [Hit, Miss, Local, Other].map(|item| NUMA_STAT.read(item));
-    /// // Each page counts once in each of the two pairs. assert_eq!(hit + miss, local + other);
+    /// // Each page counts once in each of the two pairs.
+    /// assert_eq!(hit + miss, local + other);
     /// ```
     pub enum NumaItem {
         /// Taken from this node, as the caller wanted.
@@ -48,8 +49,7 @@ crate::vmstat_items! {
     }
 }
 
-/// Counts, by node, the pages that came from it. Counted when runs are taken, never for each
-/// object.
+/// Counts the pages that came from each node. Counts when a run is taken, never for each object.
 ///
 /// ```
 /// use pinfold::memory::{NUMA_STAT, NumaItem};
@@ -152,8 +152,8 @@ fn reserve_of(total: u64, least_free: u64, machine: u64) -> u64 {
     (total / RESERVE).max(2 * share as u64)
 }
 
-/// Returns whether `node` has room for `granules` of fresh memory, or no node has room. Costs a few
-/// loads.
+/// Returns whether `node` has room for `granules` of fresh memory. Also returns true if no node has
+/// room. Costs a few loads.
 ///
 /// Always returns true if there is one node, for the kernel's node, and on simulated nodes.
 pub(super) fn has_room(node: usize, granules: usize) -> bool {

@@ -13,8 +13,8 @@ use core::time::Duration;
 
 /// Milliseconds that a free run stays dirty. For comparison: mimalloc 1 s, jemalloc 10 s.
 static DIRTY_FOR: AtomicU32 = AtomicU32::new(450);
-/// The most milliseconds that a program can choose, so that differences of wrapping times stay
-/// clear.
+/// The most milliseconds that a program can choose, so that a difference of two wrapping times is
+/// never ambiguous.
 const MOST_DIRTY_FOR: u32 = 86_400_000;
 /// Runs of at least this many bytes may be sparse ([`is_sparse`]).
 const SPARSE_FROM: usize = 1 << 20;
@@ -64,7 +64,7 @@ pub(super) fn purge(
         arena = again;
         let state = if clean {
             State::Clean
-        // Before Linux 5.18, locked memory goes back only with its addresses.
+        // Before Linux 5.18, locked memory goes back only if it is unmapped.
         // SAFETY: the run is mapped, and only this thread uses it. The lock is held.
         } else if granules >= MIN_UNMAP && unsafe { sys::try_unmap(address_of(head), size) } {
             arena.unmapped(node, granules);
@@ -146,7 +146,7 @@ pub unsafe fn is_sparse(start: NonNull<u8>, size: usize) -> bool {
         return false;
     }
     let page = sys::page_size();
-    // An odd number of pages: programs like to write at multiples of powers of two.
+    // An odd number of pages, so that few samples lie at multiples of a large power of two.
     let step = ((size / LOOKED_AT / page) | 1) * page;
     let is_zero = |offset: &usize| {
         let words = start.as_ptr().wrapping_add(*offset).cast::<u64>();

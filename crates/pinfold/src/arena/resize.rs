@@ -134,8 +134,8 @@ fn map_behind(node: usize, index: u32) {
 }
 
 /// Allocates a run for a block of `size` bytes that has grown and may grow again. Prefers dirty
-/// runs, which need no page faults, with at least as many free granules behind the block. Unless
-/// `fresh` is true, at least half of the run is dirty.
+/// runs, which need no page faults, and runs that leave as many free granules behind the block as
+/// the block has. Unless `fresh` is true, at least half of the run is dirty.
 ///
 /// Returns `None` when [`alloc_run`](super::alloc_run) does, and if `fresh` is false and too little
 /// is dirty. Takes the arena's lock, and may map memory by a system call.

@@ -17,7 +17,7 @@
 //! The lock of the node's arena protects its free runs and their frames. The arena maps and unmaps
 //! under the lock. It purges a run without the lock, because a purge takes long. During the purge,
 //! the run is not among the free runs. A thread that frees a run, but cannot take the lock, sets
-//! the run aside. The next holder of the lock takes the run back.
+//! the run aside. A later holder of the lock takes the run back.
 
 use super::free_runs::FreeRuns;
 use super::numa::{self, NodeRequest};
@@ -35,13 +35,14 @@ use core::sync::atomic::AtomicU64;
 
 /// Once in this many freed runs, `give_back` looks for runs that have been dirty for long.
 const TICK: u32 = 16;
-/// Each time, the arena maps an eighth as many granules as are mapped already, within these bounds.
+/// At a time, the arena maps at least an eighth of what it has mapped already, within these bounds.
 const MIN_STEP: u32 = (256 << 10) / GRANULE as u32;
 pub(super) const MAX_STEP: u32 = (2 << 20) / GRANULE as u32;
 /// The shortest run that may begin with a shorter dirty run: 1 MiB. The page faults of shorter runs
 /// cost little.
 const MIN_MIXED: u32 = (1 << 20) / GRANULE as u32;
-/// The largest number of absent runs that `grow` tries, if other code has mapped something there.
+/// Maximum number of absent runs that `grow` tries. A try fails if other code has mapped memory
+/// there.
 const TRIES: usize = 16;
 
 pub(super) struct Arena {
@@ -116,8 +117,8 @@ pub(super) fn alloc_at_multiple(
     crate::nodes::fallback(request.node).find_map(run)
 }
 
-/// Allocates a run as [`alloc_run`] does, but on the asked node only. `small` says that the run is
-/// a slab of small objects, which may have huge pages (`huge_pages`). The caller has called
+/// Allocates a run as [`alloc_run`] does, but on the node of `request` only. `small` says that the
+/// run is a slab of small objects, which may have huge pages (`huge_pages`). The caller has called
 /// [`init`].
 pub(crate) fn alloc_run_on(
     granules: usize,
@@ -242,7 +243,7 @@ pub(super) fn give_back(head: u32, granules: u32) {
     let node = window::node_of(address_of(head) as usize);
     let Some(mut arena) = arena_of(node).lock_or_divert() else {
         // SAFETY: the caller passed ownership of the granules, so no other thread uses them.
-        // `take_back` reads the number from the first frame.
+        // `take_back` reads the length from the first frame.
         unsafe { (*frame(head)).granules = granules as u16 };
         set_aside(address_of(head));
         return;
@@ -263,8 +264,8 @@ pub(super) fn give_back(head: u32, granules: u32) {
 }
 
 impl Arena {
-    /// Adds `granules`, which a caller gets, to the number in use. The `clean` ones among them also
-    /// begin to count as held memory. The others no longer count as dirty.
+    /// Counts `granules` as in use. `clean` of them also become held memory. The rest no longer
+    /// count as dirty.
     pub(super) fn hand_out(&mut self, node: usize, granules: u32, clean: u32) {
         kept::hand_out(node, granules as usize, clean as usize);
         if clean > 0 {
@@ -320,7 +321,9 @@ impl Arena {
             let Some(head) = absent.or_else(|| self.add_region(node, dense)) else {
                 return false;
             };
-            // `take` does not look at every run. The clean run before this one may be long enough.
+            // The mapped granules join the clean run before them, so only the rest is needed.
+            // `take` does not look at every run, so that run alone may be long enough. Then one is
+            // mapped.
             let before = self.free.clean_before(head);
             let needed = granules.saturating_sub(before).max(1);
             match self.map_front(node, head, needed) {
@@ -414,7 +417,7 @@ impl Arena {
     }
 }
 
-/// Sets a run aside for the next holder of the arena's lock.
+/// Sets a run aside for a later holder of the arena's lock.
 pub(super) fn set_aside(start: *mut u8) {
     // SAFETY: this thread frees the run, or took it off the list, so no other thread uses it.
     let link = |next| unsafe { start.cast::<u64>().write(next) };

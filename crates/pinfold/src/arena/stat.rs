@@ -21,7 +21,7 @@ struct Row([AtomicU64; MAX_ITEMS]);
 /// handler that allocates can count at any point.
 ///
 /// Nodes are numbered as in [`Zone`](crate::vmstat::Zone). A process that was started with a memory
-/// policy, on a machine with several nodes, has one more number, the last. This number stands for
+/// policy, on a machine with several nodes, has one more node number, the last. It stands for
 /// memory that the kernel places by that policy.
 ///
 /// ```

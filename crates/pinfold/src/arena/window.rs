@@ -43,7 +43,7 @@ const TRIES: usize = 64;
 
 /// The state that changes when a region is made.
 pub(super) struct Regions {
-    /// The next region's number; 0 before the first.
+    /// The next region's number; 0 until the window is chosen.
     next: usize,
     /// Bytes of the page map that are mapped.
     mapped: usize,
@@ -112,8 +112,8 @@ pub(super) fn make_region(node: usize, dense: bool) -> Option<u32> {
     None
 }
 
-/// Chooses where the window is, before the first region is made. The choice asks the system for
-/// random bytes, and a sandbox may forbid that system call later.
+/// Chooses where the window is. Called at the start, because the choice asks the system for random
+/// bytes, and a sandbox may forbid that system call later.
 pub(super) fn choose() {
     if let Some(mut regions) = REGIONS.lock_or_divert() {
         // If the system has no memory now, `make_region` tries again.
@@ -121,15 +121,15 @@ pub(super) fn choose() {
     }
 }
 
-/// Stores the number of granules that have entries in `copy`, now and each time the number grows.
-/// For a caller that looks entries up itself. Returns where the window begins, or `None` if the
-/// system has no memory.
+/// Stores in `copy` how many granules have entries, now and each time the number grows. For a
+/// caller that looks entries up itself. Returns where the window begins, or `None` if the system
+/// has no memory.
 ///
 /// To look an address up:
 ///
 /// 1. Subtract the window's beginning from the address, and divide by [`GRANULE`].
 /// 2. If the result n is at least the count, the address has no entry.
-/// 3. Otherwise the entry is the 16-bit word number n from the window's beginning on.
+/// 3. Otherwise the entry is the 16-bit word at 2 × n bytes from the window's beginning.
 pub fn watch_count(copy: &'static AtomicUsize) -> Option<usize> {
     let mut regions = REGIONS.lock()?;
     if regions.next == 0 && !choose_window(&mut regions) {
