@@ -51,7 +51,8 @@ pub unsafe fn usable_size(block: *mut u8) -> usize {
     };
     let entry = arena::entry(block as usize);
     if let Some(class) = kmalloc::class_of_any(entry) {
-        // In a debugged block the red zone follows the bytes that the program asked for.
+        // In a debugged block the red zone follows the bytes that the program asked for, so the
+        // program may use only these.
         // SAFETY: the caller owns the block, and the page map names its class.
         return unsafe { kmalloc::requested(block, class) }
             .unwrap_or(kmalloc::size_of_class(class));
@@ -67,13 +68,14 @@ pub unsafe fn usable_size(block: *mut u8) -> usize {
     arena::huge_size(block).unwrap_or_else(|| not_ours("size of", block))
 }
 
-/// Returns how many bytes of `block` the program may use, as [`usable_size`] does. Returns 0 if the
-/// block's cache checks, and its handler of reports goes on after the report that no block in use
-/// begins there.
+/// Returns how many bytes of `block` the program may use, as [`usable_size`] does. Returns 0 if no
+/// block in use begins there, the cache checks this, and the handler of reports lets the program go
+/// on.
 ///
 /// # Safety
 ///
-/// The same as for [`usable_size`]. A cache that checks takes any address in its slabs.
+/// `block` is null, came from this module and was not freed, or is any address in the slabs of a
+/// cache that checks.
 pub unsafe fn usable_size_checked(block: *mut u8) -> usize {
     if !is_in_use(block) {
         return 0;
@@ -82,7 +84,7 @@ pub unsafe fn usable_size_checked(block: *mut u8) -> usize {
     unsafe { usable_size(block) }
 }
 
-/// Returns true if a block in use begins at `block`, or if it is in no cache that checks.
+/// Returns true if a block in use begins at `block`, or if no cache that checks contains `block`.
 /// Otherwise reports the fault.
 #[inline(always)]
 pub(super) fn is_in_use(block: *mut u8) -> bool {
@@ -96,17 +98,17 @@ fn is_in_use_checked(block: *mut u8) -> bool {
     class.is_none_or(|class| kmalloc::is_in_use(block, class))
 }
 
-/// Whether a block stayed where it is because there was no memory for a smaller one. Such a block
-/// may be freed with a size that its class is too large for.
+/// Whether `realloc` ever left a block where it was because there was no memory for a smaller one.
+/// The program may free such a block with a size of a smaller class.
 static HAS_LARGER: AtomicBool = AtomicBool::new(false);
 
-/// Notes that a block stays where it is, although it is used for fewer bytes than its class is for.
+/// Notes that a block stays where it is, although a smaller class would serve its new size.
 pub(super) fn note_larger() {
     HAS_LARGER.store(true, Relaxed);
 }
 
 /// Returns true if `block` may have been allocated for `size` bytes at a multiple of `align`, or if
-/// no cache checks. Otherwise reports the fault. Does nothing for addresses that are no blocks.
+/// no cache checks. Otherwise reports the fault. Returns true for an address outside all blocks.
 #[inline(always)]
 pub fn fits(block: *mut u8, size: usize, align: usize) -> bool {
     !kmalloc::any_checks() || fits_checked(block, size, align)

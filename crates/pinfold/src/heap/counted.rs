@@ -33,7 +33,7 @@ pub(super) fn allocated_class(class: usize) {
     add(Call::alloc(class), 1);
 }
 
-/// Counts a free of a size class, or of a twin.
+/// Counts the free of a block of a size class, or of a class's twin.
 pub(super) fn freed_class(block: *mut u8, class: usize) {
     if mode::reports() {
         if kmalloc::is_sampled(class) {
@@ -93,7 +93,7 @@ fn requested_in(class: Option<usize>, size: usize) {
     }
 }
 
-/// Counts that a program got a run for `size` bytes, for growing.
+/// Counts that a growing block of `size` bytes got a run.
 pub(super) fn requested_large(size: usize) {
     add(Call::REQUESTED, size);
 }

@@ -1,4 +1,4 @@
-//! The door of the heap: allocating and freeing, and the ways that follow the fast paths.
+//! The entry points of the heap: allocating and freeing, and the slow paths of both.
 
 use super::blocks::ALIGN;
 use super::gate::{self, alloc_fast, entry_fast};
@@ -36,7 +36,7 @@ pub extern "C" fn alloc_slow(size: usize) -> *mut u8 {
     block
 }
 
-/// Allocates a block that is not counted yet, while samples are taken. Also allocates at the
+/// Allocates a block while samples are taken, before its bytes are counted. Also allocates at the
 /// process's start.
 #[cold]
 #[inline(never)]
@@ -133,8 +133,8 @@ fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     plain::alloc(ask)
 }
 
-/// Frees `block`. Does nothing if `block` is null. Ends the process if the page map has no block
-/// there.
+/// Frees `block`. Does nothing if `block` is null. Ends the process if `block` is neither in a slab
+/// of malloc nor the address of another block in use.
 ///
 /// # Safety
 ///

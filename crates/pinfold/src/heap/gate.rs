@@ -23,7 +23,7 @@ pub(super) fn open() -> bool {
     // An arena writes the count before this thread writes the window. A free that sees the
     // count without the window finds its block beyond the count, and takes the slow path.
     let opened = arena::watch_count(paths().count).map(|window| {
-        // Release pairs with the acquire in `alloc_behind`.
+        // Release pairs with the acquires in `alloc_behind` and `mode::count_bytes`.
         paths().window.store(window, Release);
         mode::open_malloc();
         show();
@@ -59,7 +59,7 @@ pub(super) fn serve_if_closed() {
 
 #[cold]
 fn serve() {
-    // Without a tick, the request waits for the next call.
+    // If no tick is due, the path stays closed, and the next call tries again.
     if !slab::tick() {
         return;
     }
@@ -100,8 +100,8 @@ pub fn alloc_fast(size: usize) -> *mut u8 {
     null_mut()
 }
 
-/// Allocates like [`alloc_fast`], for a caller behind the closed fast path. Returns null where
-/// there are no fast paths.
+/// Allocates like [`alloc_fast`], for a slow path that was called because the fast path is closed.
+/// Also returns null where there are no fast paths.
 #[inline(always)]
 pub(super) fn alloc_behind(size: usize) -> *mut u8 {
     // Acquire pairs with the release in `open`: a thread that sees the window also sees the offsets

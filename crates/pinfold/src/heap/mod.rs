@@ -7,7 +7,7 @@
 //! | the fast path | `gate` | if the CPU's sheaf has a block, and the path is open |
 //! | the path that counts | `gate` | while samples are taken and none is due |
 //! | a sampled or guarded block | `sampled` | if a sample is due |
-//! | a plain block | `plain` | else |
+//! | a plain block | `plain` | otherwise |
 //!
 //! `mode` has the words that open and close the ways. `start` starts the heap at the first call.
 //!
@@ -18,7 +18,7 @@
 //! | floor | modules |
 //! |---|---|
 //! | resizing | `realloc` |
-//! | the door | `entry` |
+//! | the entry points | `entry` |
 //! | the first call; unusual blocks | `start`; `sampled` |
 //! | when samples are taken; plain blocks | `sampling`; `plain` |
 //! | fast paths; facts and counts of blocks | `gate`; `blocks`, `counted` |

@@ -8,7 +8,7 @@
 //! | `is_changing` | whether a thread is starting or stopping samples |
 //! | [`Paths`] | which fast paths are open |
 //!
-//! The fast paths compare the size or the address with the words of [`Paths`] in any case. While
+//! The fast paths must compare the size or the address with the words of [`Paths`] anyway. While
 //! such a word is 0, the comparison sends every call to the slow path: the fast path is *closed*.
 //!
 //! Another process may store 0 to `limit` and `counted` at any time. Besides:
@@ -56,8 +56,8 @@ static MODE: Mode = Mode {
 const NOT_YET: u8 = 0;
 const UNDER_WAY: u8 = 1;
 const DONE: u8 = 2;
-/// The allocator is started, and its slow paths have something else to do first: samples are taken.
-/// One comparison with `DONE` tells both kinds of unusual calls from the others.
+/// The allocator is started, and samples are taken. So one comparison with `DONE` finds both
+/// reasons for which a slow path has other work first: this one, and that the start is not over.
 const UNUSUAL: u8 = 3;
 
 /// Samples are taken for a heap profile.
@@ -69,7 +69,7 @@ pub(super) const GUARD: u8 = 4;
 
 /// Calls are counted.
 const CALLS: u8 = 1;
-/// There may be sampled blocks, whose frees are looked for.
+/// There may be sampled blocks, so frees look for their samples.
 const SAMPLED: u8 = 2;
 
 /// The words that the fast paths read. They lie beside the CPUs' memory ([`kmalloc::beside`]).
@@ -124,7 +124,8 @@ pub(super) fn start_failed() {
 pub(super) fn started() {
     // Also pairs with the acquire in `is_plain`.
     MODE.stage.store(DONE, SeqCst);
-    // If another thread started samples meanwhile, it could not close the fast path.
+    // If another thread started samples meanwhile, it could not close the fast path, so this thread
+    // does.
     if MODE.samples.load(SeqCst) != 0 {
         close_for_samples();
     }
@@ -142,7 +143,7 @@ pub(super) fn samples() -> u8 {
     MODE.samples.load(Relaxed)
 }
 
-/// Has allocations sampled for `what`.
+/// Starts to sample allocations for `what`.
 pub(super) fn sample_for(what: u8) {
     // The frees must look for sampled blocks before there is one.
     MODE.reports.fetch_or(SAMPLED, Release);

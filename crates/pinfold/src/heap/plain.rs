@@ -62,7 +62,7 @@ fn alloc_any(ask: Ask) -> *mut u8 {
         let block = match ask.zeroed {
             true => kmalloc::alloc_zeroed(class, size),
             false if align > ALIGN => kmalloc::alloc_from(class, size),
-            // The fast path has found the CPU's sheaf empty.
+            // Mostly, the fast path has just found the CPU's sheaf empty.
             false => kmalloc::alloc_missed(class, size),
         };
         if !block.is_null() {

@@ -149,7 +149,7 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
     let grows = size > room && room >= GRANULE && size < HUGE && align <= ALIGN;
     let growing = |fresh| grows.then(|| alloc_growing(size, fresh)).flatten();
     let run = NonNull::new(block).filter(|_| grows && is_run(block));
-    // SAFETY: the caller owns `block`, which is a run of `room` bytes.
+    // SAFETY: the caller owns `block`, which is a run of at least `room` bytes.
     let full = run.filter(|&run| unsafe { !arena::is_sparse(run, room) });
     let resident = full.and_then(|_| growing(false));
     // The kernel may move the pages to any page address, so a block with a larger alignment is

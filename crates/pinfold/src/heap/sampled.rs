@@ -9,8 +9,8 @@
 //!
 //! * A block of a size class comes from the class's twin (`slab::kmalloc`), whose number in the
 //!   page map the fast path of free does not know.
-//! * A larger block takes the slow path of free in any case. From the first start of a profile on,
-//!   this path looks every larger block up in the table of sampled blocks.
+//! * A larger block always takes the slow path of free. Once samples were started, this path looks
+//!   every larger block up in the table of sampled blocks.
 //!
 //! `realloc` in place leaves a sampled block sampled. A run or a huge block that grows in place may
 //! be sampled because of the growth ([`profile::grown`]). A block that moves counts as freed and
@@ -29,13 +29,14 @@ use crate::sys::keep_errno;
 use crate::{arena, guarded, slab};
 use core::ptr::null_mut;
 
-/// Allocates like `heap::alloc`, while samples are taken, a block that is not counted yet.
+/// Allocates like `heap::alloc` while samples are taken, before the block's bytes are counted.
 #[cold]
 #[inline(never)]
 pub(super) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
     gate::serve_if_closed();
     if let Some(mean) = profile::due(size) {
-        // A program whose other calls are all fast looks for requests here.
+        // In a program whose other calls are all fast, only this call serves other processes'
+        // requests.
         slab::tick();
         return alloc_sampled(Ask::of(size), mean, profile::here());
     }
@@ -126,7 +127,8 @@ pub(super) unsafe fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *m
     if class.is_some_and(|class| !kmalloc::is_sampled(class)) {
         return f();
     }
-    // The block's address may belong to another block as soon as the content has moved.
+    // The block's address may belong to another block as soon as the content has moved, so the
+    // sample leaves the table first.
     let lifted = profile::lift(block);
     let grows = class.is_none() && counts_growth();
     if lifted.is_none() && !grows {

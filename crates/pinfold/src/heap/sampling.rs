@@ -63,14 +63,15 @@ pub fn start(interval: u64) -> bool {
     })
 }
 
-/// Does what [`start`] does, for a shepherd, which must not wait for the loader's lock: a
-/// thread that holds this lock may wait for the shepherd. Returns false if the profile has not
-/// started within a second. It may start later then.
+/// Does what [`start`] does, for a shepherd, which must not wait for the loader's lock: a thread
+/// that holds this lock may wait for the shepherd. Returns false if the profile has not started
+/// within a second. In that case it may still start later.
 #[cold]
 #[inline(never)]
 pub fn start_apart(interval: u64) -> bool {
     let last = APART.load(Relaxed);
-    // Acquire pairs with the release below: the last thread has read the interval.
+    // Acquire pairs with the release below, which the last thread does after it has read the
+    // interval. So the interval may be replaced.
     let claimed = APART.compare_exchange(last, UNDER_WAY, Acquire, Relaxed);
     if last == UNDER_WAY || claimed.is_err() {
         return false;
@@ -159,8 +160,8 @@ pub(super) fn look(_: shepherd::Reach) {
 }
 
 /// Prepares samples for guarded blocks or for a tracer. The interval of a heap profile has
-/// precedence over that of guarded blocks, and this one over that of a tracer. Returns false if the
-/// system has no memory.
+/// precedence over that of guarded blocks, which has precedence over that of a tracer. Returns
+/// false if the system has no memory.
 fn start_samples_for(what: u8, interval: u64) -> bool {
     let has_interval = what == TRACER && is_guarding();
     profile::start_samples(match has_interval {

@@ -30,7 +30,8 @@ fn get_ready() {
         return;
     }
     if kmalloc::any_checks() {
-        // Reads the environment now, and not in a `free` beside a thread that changes it.
+        // Reads the environment now, because during a later `free` another thread may be changing
+        // it.
         blocks::checks_sized_free();
     }
     // The first region, and the memory for the CPU's sheaves, are made later, by the first block.

@@ -21,8 +21,8 @@
 //!
 //! # What a child inherits
 //!
-//! A forked child may drop its privileges. Then it must command its parent no more, so it inherits
-//! no right to the parent's files:
+//! A forked child may drop its privileges. It must then not be able to command its parent, so it
+//! inherits no right to the parent's files:
 //!
 //! * The descriptors are `O_PATH` descriptors. They only name the files. To open one of the files,
 //!   the child must pass the kernel's check of the file's owner and mode.
@@ -66,7 +66,7 @@ static IS_SHARED: AtomicBool = AtomicBool::new(false);
 static COPY: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 /// The mailbox. Null before the start, and in a child that got no memory for its own.
 static MAILBOX: AtomicPtr<Mailbox> = AtomicPtr::new(null_mut());
-/// This process's number. 0 before the start, or if the C library does not tell it.
+/// This process's PID. 0 before the start, or if the C library does not tell it.
 static PID: AtomicU32 = AtomicU32::new(0);
 
 /// Makes the process's mark, mailbox and segment. Changes nothing if the system refuses. Runs at
@@ -170,7 +170,7 @@ const SEGMENT_MODE: libc::mode_t = 0o400;
 /// Only the owner may open the mailbox.
 const MAILBOX_MODE: libc::mode_t = 0o600;
 
-/// Copies what is in use of a segment, word by word, because other threads may write to it. Leaves
+/// Copies the used parts of a segment, word by word, because other threads may write to it. Leaves
 /// out the first word, `magic`, which [`publish`] stores last. Both addresses are those of mappings
 /// of `parts.end` bytes.
 fn copy(from: *const u8, to: *mut u8, parts: Parts) {
@@ -267,26 +267,27 @@ fn look(reach: shepherd::Reach) {
             true => Answer::new(Code::NoConsent, 0),
             false => (server.serve)(what, argument, reach),
         };
-        // An allocation is no cancellation point, but some calls for a request are.
+        // An allocation is no cancellation point, but some calls for a request are. So cancellation
+        // is disabled.
         let answer = keep_errno(|| uncancelled(serve));
         mailbox.answer(request, answer);
     }
 }
 
-/// How long a look waits for the consent to all its requests, in milliseconds. A process that asks
-/// looks every few milliseconds.
+/// Milliseconds for which one call of [`look`] waits for consents, to all its requests together. An
+/// asking process checks every few milliseconds whether its consent is wanted.
 const CONSENT_MS: u64 = 100;
 
-/// A look's wait for consent.
+/// The waits of one call of [`look`] for consents.
 #[derive(Default)]
 struct Wait {
-    /// When the look has begun to wait, in milliseconds of the coarse clock.
+    /// When the first wait began, in milliseconds of the coarse clock.
     begin: Option<u64>,
 }
 
 impl Wait {
     /// Waits until the asking process has found that this thread has no seccomp filter. Returns
-    /// false if it does not say so in time.
+    /// false if it does not give its consent in time.
     #[cold]
     fn to(&mut self, mailbox: &Mailbox, request: Taken) -> bool {
         let begin = *self.begin.get_or_insert_with(coarse_milliseconds);
@@ -299,20 +300,20 @@ impl Wait {
     }
 }
 
-/// Returns the number of this process, or 0 before the process's start has shown it. One load.
+/// Returns this process's PID, or 0 before [`start`] has stored it. One load.
 pub(crate) fn process() -> u32 {
     PID.load(Relaxed)
 }
 
-/// Finds the number of this process. Called by the process's first thread, or in a child by the
-/// thread that returned from `fork`. This thread's number is the process's number.
+/// Returns this process's PID. Called in a child by the thread that returned from `fork`, because
+/// this thread's id is the PID.
 ///
 /// Makes no system call, because a child may be in a sandbox that forbids `getpid`: the C library
-/// knows the thread's number, and the number of the thread's clock holds it.
+/// knows the thread's id, and the id of the thread's CPU clock contains it.
 fn pid() -> u32 {
     let mut clock = 0;
     // SAFETY: `clock` is writable, and the thread is the calling one.
     let error = unsafe { libc::pthread_getcpuclockid(libc::pthread_self(), &raw mut clock) };
-    // From the kernel's `posix-timers.h`: the complement of the number, above three bits.
+    // From the kernel's `posix-timers.h`: the complement of the thread's id, above three bits.
     if error == 0 { !(clock >> 3) as u32 } else { 0 }
 }

@@ -12,7 +12,7 @@ pub(super) const HIGH: libc::rlim_t = 240;
 
 const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
-/// An anonymous file. Dropping it closes its descriptor.
+/// An open file. Dropping it closes its descriptor.
 pub(super) struct File(pub(super) libc::c_int);
 
 impl Drop for File {

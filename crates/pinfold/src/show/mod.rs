@@ -1,5 +1,5 @@
-//! Shows this process to others: makes its statistics segment and its mailbox, and has the requests
-//! served that arrive there.
+//! Shows this process to other processes: makes its statistics segment and its mailbox, and serves
+//! the requests that arrive in the mailbox.
 //!
 //! The module [`segment`](crate::segment) has the layout of both. A process that counts every call
 //! has its segment in a file (`file`). Any other process has its segment in memory (`live`).
@@ -44,8 +44,8 @@ fn server() -> Option<&'static Server> {
     unsafe { SERVER.load(Acquire).as_ref() }
 }
 
-/// Has the library count in the segment at `head`, a zeroed mapping of all of a segment's parts
-/// that stays mapped.
+/// Makes the library count in the segment at `head`: a zeroed mapping of all parts of a segment,
+/// which stays mapped.
 fn begin(head: *mut u8) {
     // SAFETY: the mapping has a segment's parts, and stays mapped.
     unsafe { segment::install(head.cast()) };
