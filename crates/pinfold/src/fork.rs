@@ -88,8 +88,8 @@ extern "C" fn at_start() {
 ///
 /// Returns false while another thread, or a frame that the caller interrupted, is still registering
 /// this module with the C library. Also returns false while another thread forks, because that fork
-/// may have read the table before. Until then, the caller must not make anything that a fork could
-/// copy half made.
+/// may have read the table before the hooks were in it. Until then, the caller must not make
+/// anything that a fork could copy half made.
 pub fn register(hooks: &'static [Hooks]) -> bool {
     hooks.iter().for_each(enter);
     // Pairs with the fence in `prepare`: either the fork finds the hooks, or this thread sees that
@@ -98,7 +98,7 @@ pub fn register(hooks: &'static [Hooks]) -> bool {
     listen() && !is_another_under_way(turn())
 }
 
-/// Returns whether the fork number `turn` is under way, in another thread.
+/// Returns whether another thread forks, if [`turn`] has returned `turn`.
 fn is_another_under_way(turn: u32) -> bool {
     !turn.is_multiple_of(2) && FORKS.thread.load(Relaxed) != me()
 }

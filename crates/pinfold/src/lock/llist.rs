@@ -51,8 +51,9 @@ impl Llist {
         Llist(first)
     }
 
-    /// Returns whether the list has no item. A caller that often finds none asks before it takes,
-    /// so that the list's cache line stays shared between the CPUs.
+    /// Returns whether the list has no item. A caller that mostly finds the list empty calls this
+    /// before [`del_all`](Self::del_all), so that the list's cache line stays shared between the
+    /// CPUs.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.load(Relaxed) == 0
     }

@@ -25,8 +25,8 @@
 //! the frame, so the locks of the interrupted frames count as held, and the rule holds for the
 //! handler too.
 //!
-//! The forking thread is an exception: it sleeps for locks of all ranks, whatever frames that it
-//! interrupted hold. Module `fork` has its rules, and those of the child.
+//! The forking thread is an exception: it sleeps for locks of all ranks, whatever locks its
+//! interrupted frames hold. Module `fork` has its rules, and those of the child.
 
 mod llist;
 mod rank;

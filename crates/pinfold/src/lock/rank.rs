@@ -9,7 +9,7 @@ use core::ptr::null_mut;
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Release};
 
-/// What a fork takes, in this order. Of the locks, this is the lock order: a thread that holds a
+/// What a fork takes, in this order. For locks, this is also the lock order: a thread that holds a
 /// lock may wait for locks of the ranks below. No thread but the forking one holds two locks of one
 /// rank.
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ pub enum Rank {
     Readers,
     /// The memory pools.
     Pools,
-    /// Grace periods. This lock is only tried.
+    /// Grace periods. Only a forking thread waits for this lock; others try it.
     Grace,
     /// `STOPPING`, for stopping CPUs.
     Stopping,
@@ -153,7 +153,8 @@ pub(crate) fn modules() -> impl DoubleEndedIterator<Item = &'static Hooks> {
 }
 
 /// Returns how many locks of `first` and of the ranks below the calling thread holds, also in
-/// frames that a signal interrupted. Counts each hook other than locks once.
+/// frames that a signal interrupted. Anything else that [`Hooks`] take counts as one lock while the
+/// thread holds it.
 ///
 /// Reads the word of each such lock. So only a thread that is about to sleep, or that ends the
 /// process, calls this function.

@@ -1,8 +1,8 @@
 //! Runs a function that may wait for the program's threads, in a thread of its own.
 //!
 //! The program's threads wait for a shepherd when they stop it. If the shepherd itself waited for
-//! one of them, for example for the loader's lock, neither would ever go on. Nobody waits for the
-//! thread of this module.
+//! one of them, for example for the loader's lock, neither would ever go on. No thread waits for
+//! the thread of this module.
 
 use super::spawn::{Body, spawn};
 use core::cell::UnsafeCell;
@@ -39,7 +39,7 @@ pub fn run_apart(f: fn()) -> bool {
     let Ok(thread) = (unsafe { spawn(BODY.0.get()) }) else {
         return false;
     };
-    // SAFETY: the thread was made above, and nobody joins it.
+    // SAFETY: the thread was made above, and no thread joins it.
     unsafe { libc::pthread_detach(thread) };
     true
 }

@@ -71,8 +71,8 @@ pub struct Automatic {
 
 impl Automatic {
     /// Starts the thread. Returns `None` if the system refuses a thread, or if ThreadSanitizer is
-    /// in the process: it does not know this thread, and cannot learn from it what orders accesses.
-    /// With `cpus`, the thread runs on these CPUs only.
+    /// in the process, because it would not see how this thread orders its accesses. With `cpus`,
+    /// the thread runs on these CPUs only.
     ///
     /// # Safety
     ///

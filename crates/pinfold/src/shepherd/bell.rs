@@ -6,8 +6,9 @@
 //! A thread at rest makes the same system calls in both cases.
 //!
 //! Another process can store anything to the bell. It can wake the thread as often as it likes. In
-//! the worst case, it undoes the owner's change of the word, and the thread sees the owner's wish
-//! only after its nap. So a thread that sleeps for longer than [`LONGEST`] sleeps on its own state.
+//! the worst case, it undoes the owner's change of the word, and the thread sees that it should
+//! stop only after its nap. So a thread that sleeps for longer than [`LONGEST`] sleeps on its own
+//! state.
 
 use crate::sys;
 use core::ptr::null_mut;
@@ -20,8 +21,8 @@ const LONGEST: Duration = Duration::from_secs(2);
 
 static BELL: AtomicPtr<AtomicU32> = AtomicPtr::new(null_mut());
 
-/// Has the shepherds of this process sleep on `bell`, a word that other processes may write, or on
-/// none.
+/// Makes the shepherds of this process sleep on `bell`, a word that other processes may write. With
+/// `None`, each sleeps on its own state.
 pub fn sleep_on(bell: Option<&'static AtomicU32>) {
     let bell = bell.map_or(null_mut(), |bell| core::ptr::from_ref(bell).cast_mut());
     // Release pairs with the acquire in `bell`.
@@ -58,8 +59,8 @@ pub(super) fn note_rings() {
     SEEN.store(rings().0, Relaxed);
 }
 
-/// The least time from one tick to a next one that a ring causes. A process that rings all the time
-/// costs this one next to nothing.
+/// The least time from a tick to a next one that a ring causes, so that a process that rings all
+/// the time costs this one little.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Sleeps until the owner wakes the thread, until a ring after `before`, or until `time` has

@@ -108,8 +108,8 @@ impl Housekeeping {
         stays
     }
 
-    /// Returns whether the thread reports the affinity `seen` because `follow` has set it, while
-    /// the CPUs `online` are online. At first, every affinity counts as set.
+    /// Returns whether `follow` set the affinity that the kernel reports as `seen` while the CPUs
+    /// `online` are online. Before `follow` has set one, returns true.
     fn is_ours(&self, seen: &CpuSet, online: &CpuSet) -> bool {
         // The kernel reports an affinity without the CPUs that are offline, although they are still
         // set. A CPU may go offline or online between two calls of `affinity`.

@@ -71,8 +71,8 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// two seconds, to go from a CPU's cache to the system.
 const PASSING: Duration = Duration::from_millis(500);
 
-/// The least time between two ticks if another process has requests. Whatever it asks for, it does
-/// not take all the time of the program's slow paths.
+/// The least time between two ticks if another process has requests, so that these do not take all
+/// the time of the program's slow paths.
 const CALLED: Duration = Duration::from_millis(10);
 
 /// Why a shepherd cannot watch a counter or start.
@@ -251,8 +251,8 @@ impl Shepherd {
     ///
     /// This needs counts by CPU number, which are the default on a machine with such CPUs. With
     /// `PINFOLD_RSEQ=cid`, counts are kept by concurrency id, none belongs to one CPU, and this
-    /// setting has no effect. A CPU that is isolated later counts too, if the process began with
-    /// CPU numbers.
+    /// setting has no effect. If the process began with CPU numbers, a CPU that is isolated later
+    /// is left out too.
     #[must_use]
     pub fn leave_isolated_alone(mut self) -> Self {
         self.spare_isolated = true;
@@ -397,8 +397,8 @@ pub fn register(drain: fn(Reach)) -> bool {
     })
 }
 
-/// Ticks if no shepherd thread runs and half a second has passed since the last tick, or if another
-/// process has a request. The slow paths of the caches call this function.
+/// Ticks if no shepherd thread runs, and half a second has passed since the last tick, or 10 ms if
+/// another process has a request. The slow paths of the caches call this function.
 ///
 /// Costs one read of a clock that needs no system call, except when it ticks.
 pub fn tick_in_passing() {

@@ -19,7 +19,7 @@ use core::ffi::CStr;
 use core::time::Duration;
 use pinfold_rseq::{kernel, syscall};
 
-/// The time between two looks at the file. Pressure may go unnoticed for so long.
+/// The time between two polls of the file. Pressure may go unnoticed for this long.
 pub(super) const LOOK: Duration = Duration::from_millis(200);
 
 /// The threshold: some tasks waited for memory for 200 ms within 2 s. The kernel allows a process

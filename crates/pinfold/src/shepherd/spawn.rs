@@ -78,8 +78,8 @@ impl Drop for Signals {
 /// Starts a thread with all signals blocked, except the [`SYNCHRONOUS`] ones. On failure, returns
 /// the C library's error number.
 ///
-/// Makes the system calls of `pthread_create`, one of `rt_sigprocmask` in the new thread, and with
-/// `normal_policy` one of `sched_setscheduler`.
+/// Makes the system calls of `pthread_create`, two of `rt_sigprocmask` in this thread and one in
+/// the new thread, and with `normal_policy` one of `sched_setscheduler`.
 ///
 /// # Safety
 ///

@@ -21,7 +21,7 @@ const MAX_BACK_OFF: u32 = 8;
 const MAX_NAP: Duration = Duration::from_secs(1);
 /// The least number of milliseconds between two checks of the CPUs that the thread may run on.
 const FOLLOW_EVERY_MS: u64 = 1000;
-/// The timer slack, as a part of the interval.
+/// The timer slack is the interval divided by this number.
 const SLACK_PART: u32 = 10;
 /// The largest timer slack.
 const MAX_SLACK: Duration = Duration::from_millis(100);
