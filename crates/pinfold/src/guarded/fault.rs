@@ -75,8 +75,8 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 static STATE: AtomicU32 = AtomicU32::new(0);
 const CHANGING: u32 = 1;
 const DOUBT: u32 = 2;
-/// Microseconds that an exchange in doubt goes on after its last step, so that a handler that the
-/// kernel has called before finds it.
+/// Microseconds for which an exchange in doubt stays [`CHANGING`] after its last step, so that a
+/// handler that the kernel called during the doubt still sees the exchange.
 const AFTER_DOUBT: u32 = 2000;
 /// How often a handler looks at an exchange under way before it goes on without waiting for the
 /// end: for two seconds in all.
@@ -92,8 +92,8 @@ fn replaced(nth: usize) -> *mut libc::sigaction {
     REPLACED[nth].0.get().cast()
 }
 
-/// Installs the handler, if the program has another action for SIGSEGV. One thread at a time calls
-/// this. Costs a system call.
+/// Installs the handler, if the installed action for SIGSEGV is the program's. One thread at a time
+/// calls this. Costs a system call.
 pub(super) fn watch() {
     sys::keep_errno(|| {
         if let Some(now) = installed().filter(|now| !is_ours(now)) {
@@ -117,7 +117,8 @@ fn replace(now: &libc::sigaction) {
             break;
         }
         STATE.fetch_or(DOUBT, Release);
-        // The program has set `old`. Without a handler for it, it is installed again itself.
+        // The program has set `old`. If no handler is left for `old`, `old` itself is installed
+        // again.
         expected = ours;
         ours = handler_for(&old).unwrap_or(old);
     }
@@ -146,11 +147,11 @@ fn handler_for(action: &libc::sigaction) -> Option<libc::sigaction> {
     ours.sa_flags = (ours.sa_flags | libc::SA_SIGINFO) & !libc::SA_RESETHAND;
     if !has_function(action) {
         // To report an overflowed stack, the handler needs another stack. If the program ignores
-        // the signal, the handler must not make a system call fail.
+        // the signal, the handler must not interrupt a system call, so calls are restarted.
         ours.sa_flags |= libc::SA_ONSTACK | libc::SA_RESTART;
     }
     // A sandbox may carry out system calls in a handler of SIGSYS. The kernel ends a process that
-    // blocks this signal there.
+    // blocks SIGSYS there, so the handler leaves it unblocked.
     let signals = (&raw mut ours.sa_mask).cast::<u64>();
     // SAFETY: a set of signals begins with a word of 64 bits, one for each signal.
     unsafe { *signals &= !(1 << (libc::SIGSYS - 1)) };
@@ -204,7 +205,8 @@ fn installed() -> Option<libc::sigaction> {
 
 /// Returns whether two actions are the same.
 fn is_same(one: &libc::sigaction, other: &libc::sigaction) -> bool {
-    // The kernel knows 64 signals. The C library leaves any bytes behind them.
+    // The kernel knows 64 signals. The bytes behind them may hold anything, so they are not
+    // compared.
     // SAFETY: a set of signals begins with a word of 64 bits.
     let signals = |set: &libc::sigset_t| unsafe { core::ptr::from_ref(set).cast::<u64>().read() };
     // The C library sets this flag itself.
@@ -240,8 +242,8 @@ extern "C" fn handle<const NTH: usize>(
         return;
     }
     if has_arguments {
-        // SAFETY: the kernel passes valid pointers. So does a later handler of the program, which
-        // takes this handler for the replaced one, for which it needs them.
+        // SAFETY: the kernel passes valid pointers. So does a later handler of the program: the
+        // replaced action, which it means to call, takes them.
         sys::keep_errno(|| unsafe { look(info, context) });
     }
     // The function may leave by a jump. Nothing here needs to run after it.

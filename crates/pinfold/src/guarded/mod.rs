@@ -1,4 +1,4 @@
-//! Guarded blocks: a few of a program's blocks, each beside a page that nobody may access. They
+//! Guarded blocks: a few of a program's blocks, each beside a page that no code may access. They
 //! find accesses beyond a block and after its free, in production, as the kernel's KFENCE does.
 //!
 //! ```text
@@ -51,8 +51,8 @@ pub const SLOTS: usize = 512;
 /// The least milliseconds from one guarded block to the next. The clock's resolution may make it a
 /// few more.
 pub const PAUSE: u64 = 1;
-/// How long the process runs before the first block is guarded, in milliseconds. Runtimes set up
-/// their signal handlers first, and some do so only where they find none.
+/// How long the process runs before the first block is guarded, in milliseconds. Runtimes install
+/// their signal handlers in this time, and some do so only if no handler is installed yet.
 const FIRST_PAUSE: u64 = 100;
 /// The value of the bytes of a page that lie outside its block.
 const FILL: u8 = 0xaa;
@@ -70,7 +70,7 @@ struct Slot {
     block: AtomicUsize,
     /// The bytes that the program asked for.
     size: AtomicUsize,
-    /// The number of the free: larger ones are later.
+    /// The number of the slot's last free, counted over all slots. A larger number is a later free.
     freed: AtomicU64,
     allocated_by: Stack,
     freed_by: Stack,
@@ -199,7 +199,7 @@ pub fn alloc(size: usize, align: usize, zeroed: bool, from: usize) -> *mut u8 {
     nth.map_or(none, |nth| open(nth, size, align, zeroed, from))
 }
 
-/// Takes the slot that was never used, or was freed first. The caller holds [`ALLOCATING`].
+/// Takes an unused slot, or else the one that was freed first. The caller holds [`ALLOCATING`].
 fn choose() -> Option<usize> {
     let is_free = |&nth: &usize| matches!(slot(nth).state.load(Relaxed), UNUSED | FREED);
     let nth = (0..SLOTS)
@@ -279,7 +279,7 @@ pub unsafe fn free(block: *mut u8, before: impl FnOnce(usize)) -> bool {
     true
 }
 
-/// Closes a slot that the caller has taken from the block's last state, `LIVE`.
+/// Closes a slot that the caller has taken out of the state `LIVE`.
 ///
 /// # Safety
 ///
@@ -302,8 +302,8 @@ unsafe fn close(nth: usize, block: usize, size: usize) {
         // Release pairs with the acquire in `choose`.
         slot.state.store(FREED, Release);
     }
-    // A use of a page that the kernel leaves accessible would not be found. Its slot stays `BUSY`,
-    // and is not used again.
+    // If the kernel did not close the page, no later access would be found. So the slot stays
+    // `BUSY`, and is not used again.
 }
 
 /// Lets the child of a fork guard blocks, whatever the parent's other threads were doing.

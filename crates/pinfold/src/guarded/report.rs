@@ -10,8 +10,8 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 use pinfold_rseq::syscall;
 
-/// Bytes of the stack on which reports are written: the program may have little left of its own,
-/// and a signal handler has little. The names of callers take the most.
+/// Bytes of the stack on which reports are written, because the program's stack may have little
+/// room left, and a signal handler's has little. Finding the names of callers takes the most.
 const STACK: usize = 1 << 20;
 /// The end of that stack. 0 before [`prepare`].
 static STACK_TOP: AtomicUsize = AtomicUsize::new(0);
@@ -20,8 +20,8 @@ static WRITING: AtomicBool = AtomicBool::new(false);
 /// Attempts, 0.1 ms apart, to take the stack of reports: two seconds in all.
 const PATIENCE: u32 = 20_000;
 
-/// The signals that wait during a report: all but SIGSYS. A sandbox may carry out the system calls
-/// of a report in a handler of SIGSYS, and the kernel ends a process that blocks this signal.
+/// The signals that are blocked during a report: all but SIGSYS. A sandbox may carry out the system
+/// calls of a report in a handler of SIGSYS, and the kernel ends a process that blocks this signal.
 const MASKED: u64 = !(1 << (libc::SIGSYS - 1));
 
 /// What the program did.
@@ -129,7 +129,7 @@ impl Display for Report<'_> {
 }
 
 /// Writes a report on standard error, unless one was written for this block. `from` is the address
-/// of the instruction that did it, if that is known.
+/// of the instruction that made the access, if it is known.
 pub(super) fn write(nth: usize, what: What, address: usize, from: Option<usize>) {
     if !slot(nth).is_reported.swap(true, Relaxed) {
         write_now(nth, what, address, from);
@@ -151,7 +151,7 @@ fn write_now(nth: usize, what: What, address: usize, from: Option<usize>) {
             discard_pipe_signal();
         }
     };
-    // Acquire and the release below pair: the last report is off the stack.
+    // Acquire and the release below pair: the last report no longer uses the stack.
     let take = || {
         WRITING
             .compare_exchange(false, true, Acquire, Relaxed)
@@ -180,8 +180,8 @@ fn write_now(nth: usize, what: What, address: usize, from: Option<usize>) {
     }
 }
 
-/// Discards the SIGPIPE that a write of this thread has raised, if it waits. Otherwise it would end
-/// the process when signals wait no more, and hide the signal of the fault.
+/// Discards the SIGPIPE that a write of this thread has raised, if it is pending. Otherwise it
+/// would end the process when signals are unblocked, and hide the signal of the fault.
 fn discard_pipe_signal() {
     let (set, at_once) = (1u64 << (libc::SIGPIPE - 1), [0i64; 2]);
     let (set, at_once) = ((&raw const set) as usize, (&raw const at_once) as usize);
@@ -209,7 +209,7 @@ pub(super) fn in_child() {
 #[cold]
 pub(super) fn end(nth: usize, what: What, address: usize) -> ! {
     // Another report may have been written for this block, or be in the making. This is another
-    // fault, and the last.
+    // fault, and the last, so it is reported in any case.
     slot(nth).is_reported.store(true, Relaxed);
     write_now(nth, what, address, None);
     // SAFETY: `abort` has no preconditions.

@@ -22,7 +22,7 @@ pub(super) enum Innermost {
 /// Written by the thread that has taken the slot, and read for reports.
 pub(super) struct Stack {
     milliseconds: AtomicU64,
-    /// The kernel's number of the thread, or 0 if nothing is recorded.
+    /// The kernel's id of the thread, or 0 if nothing is recorded.
     thread: AtomicI32,
     frames: [AtomicUsize; KEPT],
 }

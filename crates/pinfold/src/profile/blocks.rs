@@ -17,7 +17,7 @@ const ENTRIES: usize = 1 << 17;
 /// How many entries, from the one that the hash of the block's address selects, may hold a block.
 const WINDOW: usize = 32;
 const BUSY: usize = 1;
-/// In place of a record's number: the sample has no record.
+/// Stands in place of a record's number if the sample has no record.
 pub(super) const NO_RECORD: u32 = u32::MAX;
 
 struct Entry {

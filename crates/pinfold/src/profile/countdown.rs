@@ -60,7 +60,8 @@ static IS_PACED: AtomicBool = AtomicBool::new(true);
 /// The most samples a second, of all CPUs together, that [`pace`] aims at. A sample with a call
 /// stack takes about 3 µs, so they take about a hundredth of one CPU's time.
 const MOST_A_SECOND: u64 = 4000;
-/// The samples of a *turn*. [`pace`] chooses the mean at the end of each turn.
+/// The samples that end a *turn*: a period in which [`pace`] measures the rate of samples. At the
+/// end of each turn, it chooses the mean.
 const TURN: u64 = 256;
 /// The shortest and the longest turn, in nanoseconds. A thread that is late may count its sample to
 /// the next turn. The shortest turn bounds what that does to the measured rate.
@@ -103,7 +104,7 @@ pub(super) fn set_interval(interval: u64) {
 }
 
 /// Gives the child of a fork other random numbers than its parent and its siblings have. `pid` is
-/// the child's number. Each CPU's present interval stays: ending it would copy a page for each CPU.
+/// the child's PID. Each CPU's present interval stays: ending it would copy a page for each CPU.
 pub(super) fn in_child(pid: u32) {
     RANDOM.fetch_add(u64::from(pid) << 32, Relaxed);
 }
@@ -131,8 +132,9 @@ pub fn due(size: usize) -> Option<u64> {
             return is_due.then_some(ends);
         }
     }
-    // This CPU has no unit yet, or another thread holds the unit. So draws an interval for this
-    // allocation alone. The distribution has no memory, so the probability is the same.
+    // This CPU has no unit yet, or another thread holds the unit. So this function draws an
+    // interval for this allocation alone. The distribution has no memory, so the probability is the
+    // same.
     let [left, mean] = begin();
     (left <= size).then_some(mean)
 }

@@ -61,8 +61,8 @@ impl Resize {
         }
     }
 
-    /// Returns what a sample stands for that stood for `counts` while its block had `size` bytes.
-    /// `mean` is that of the present intervals.
+    /// Returns what a sample stands for after the resize. Before, while its block had `size` bytes,
+    /// the sample stood for `counts`. `mean` is that of the present intervals.
     pub(super) fn of_sample(&self, size: usize, counts: Counts, mean: u64) -> Counts {
         let Some((before, after)) = self.room else {
             return Counts::of_objects(counts.objects, self.size);

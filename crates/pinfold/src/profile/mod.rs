@@ -108,10 +108,10 @@ fn prepare() -> bool {
 /// there are none. [`DEFAULT_INTERVAL`] grows while it would give more than some 4,000 samples a
 /// second. Any other mean stays. `memory` makes the memory for the records.
 ///
-/// Returns false if the system has no memory. An interval beyond [`MAX_INTERVAL`] is taken as that,
-/// and 0 as 1. The caller makes sure that no two threads start or stop at the same time, and that
-/// this thread may load a library: the first call walks the stack once, so that the unwinder is
-/// loaded.
+/// Returns false if the system has no memory. An interval above [`MAX_INTERVAL`] counts as
+/// [`MAX_INTERVAL`], and 0 as 1. The caller makes sure that no two threads start or stop at the
+/// same time, and that this thread may load a library: the first call walks the stack once, so that
+/// the unwinder is loaded.
 ///
 /// # Safety
 ///
@@ -269,7 +269,7 @@ pub fn drop_lifted(lifted: Lifted) {
 
 /// Copies the parent's records to private memory, in the child of a fork. Does nothing if the
 /// records are private already. The child calls this before its first allocation. `pid` is the
-/// child's number: a sandbox may forbid the child to ask for it.
+/// child's PID, because a sandbox may forbid the child to ask for it.
 pub fn in_child(pid: u32) {
     if is(READY) {
         walk::in_child();

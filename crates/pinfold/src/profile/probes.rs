@@ -8,11 +8,11 @@
 //! A `realloc` of a sampled block is a free. If the block stays in place, an allocation of the new
 //! size follows.
 //!
-//! These are the probes that OpenTelemetry's eBPF profiler takes. `perf` and `bpftrace` can attach
-//! to them too.
+//! These are the probes that OpenTelemetry's eBPF profiler attaches to. `perf` and `bpftrace` can
+//! attach to them too.
 //!
-//! A probe is a `nop`. A note in the library's file gives its address. A tracer replaces it by a
-//! breakpoint, and adds 1 to the probe's semaphore while it is attached.
+//! A probe is a `nop`. A note in the library's file gives its address. A tracer replaces the `nop`
+//! by a breakpoint, and adds 1 to the probe's semaphore while it is attached.
 
 use core::sync::atomic::AtomicU16;
 use core::sync::atomic::Ordering::Relaxed;

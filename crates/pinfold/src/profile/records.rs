@@ -11,7 +11,7 @@
 //! # Invariants
 //!
 //! * `depth` is written after the frames, with release order. A reader that sees a depth above 0
-//!   sees the frames. They never change.
+//!   sees the frames, which never change afterwards.
 //! * Each number is one aligned word. A record's counts may be from different moments.
 
 use super::countdown;
@@ -40,7 +40,7 @@ pub struct Head {
     pub magic: AtomicU64,
     /// [`HEAP_VERSION`].
     pub version: AtomicU32,
-    /// The process.
+    /// The process's PID.
     pub pid: AtomicU32,
     /// The mean bytes from one sample to the next, of the intervals that begin from now on.
     pub interval: AtomicU64,
@@ -92,8 +92,8 @@ impl Counts {
     /// One block.
     pub const ONE: u64 = 1 << 10;
 
-    /// Returns what a sample of `size` bytes stands for: the inverse of the probability that an
-    /// allocation of this size is sampled, 1 − e^(−size/interval).
+    /// Returns what a sample of `size` bytes stands for: 1/p blocks of this size, where p = 1 −
+    /// e^(−size/interval) is the probability that such an allocation is sampled.
     pub fn of(size: usize, interval: u64) -> Counts {
         let probability = math::one_minus_exp(size.max(1) as f64 / interval.max(1) as f64);
         let objects = (Counts::ONE as f64 / probability + 0.5) as u64;
@@ -166,7 +166,7 @@ pub(super) fn prepare(memory: Memory) {
     publish(getpid());
 }
 
-/// Writes the fields of the head that never change.
+/// Writes the fields of the head that describe the layout and the process.
 fn publish(pid: u32) {
     if let Some(head) = head() {
         head.version.store(HEAP_VERSION, Relaxed);
@@ -228,7 +228,7 @@ pub(super) fn find(frames: &[usize]) -> Option<u32> {
     None
 }
 
-/// Returns whether a record is that of a call stack.
+/// Returns whether record `nth` is that of the call stack `frames`.
 fn is(nth: u32, hash: u64, frames: &[usize]) -> bool {
     record(nth).is_some_and(|record| {
         let kept = record
@@ -262,7 +262,7 @@ fn hash(frames: &[usize]) -> u64 {
     let hash = frames.iter().fold(start, |hash, &frame| {
         (hash ^ frame as u64).wrapping_mul(0x0100_0000_01b3)
     });
-    // The multiplication mixes the low bits least.
+    // The multiplication mixes the low bits least, so the high bits are added to them.
     hash ^ (hash >> 32)
 }
 
@@ -334,7 +334,7 @@ fn copy(from: *const u8, to: *mut u8) {
 /// few samples meanwhile, and some of these may be in the copy.
 ///
 /// If the system has no memory, the child has no records: its samples are dropped. Writes the
-/// child's number `pid` to the head.
+/// child's PID to the head.
 pub(super) fn in_child(pid: u32) {
     if IS_SHARED.swap(false, Relaxed) {
         replace_by_copy();
@@ -360,7 +360,7 @@ fn replace_by_copy() {
 ///
 /// # Safety
 ///
-/// Both are mappings of [`super::BYTES`] bytes, which only this module uses. `old` is that of
+/// Both are mappings of [`super::BYTES`] bytes, which only this module uses. `old` is the one at
 /// [`MEMORY`].
 unsafe fn replace(old: *mut u8, fresh: *mut u8) {
     // SAFETY: the caller promises both mappings. The exchange is atomic for threads that count at
@@ -368,7 +368,8 @@ unsafe fn replace(old: *mut u8, fresh: *mut u8) {
     let moved = unsafe { sys::move_pages(fresh, old, super::BYTES) };
     if !moved {
         // The kernel may have unmapped the old place before it failed. Maps the place again,
-        // because a thread may still have its address. SAFETY: only this module knows the place.
+        // because a thread may still have its address.
+        // SAFETY: only this module knows the place.
         unsafe { sys::map_at(old, super::BYTES) };
         // Release pairs with the acquire in `head`.
         MEMORY.store(fresh.cast(), Release);

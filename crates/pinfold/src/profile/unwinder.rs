@@ -28,7 +28,7 @@ struct Seen {
     program: bool,
     /// Whether the program has a loader.
     loader: bool,
-    /// Whether `libgcc_s.so.1` asks the function without a lock. `None` if it is not loaded.
+    /// Whether `libgcc_s.so.1` asks `_dl_find_object`. `None` if it is not loaded.
     libgcc: Option<bool>,
     /// The same for the object that contains the address.
     unwinder: Option<bool>,
@@ -48,7 +48,7 @@ pub(super) fn takes_loader_lock(address: usize) -> bool {
     // SAFETY: `see` expects a `Seen`, which lives until the call returns.
     unsafe { libc::dl_iterate_phdr(Some(see), (&raw mut seen).cast()) };
     // In `libpinfold.so`, and in a program at a fixed address, the name stands for code that jumps
-    // to the unwinder's library.
+    // to the unwinder's library. So that library is looked at.
     let asks_without_lock = match seen.libgcc {
         Some(libgcc) if seen.is_own => libgcc,
         _ => seen.unwinder.unwrap_or(false),

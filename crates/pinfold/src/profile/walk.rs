@@ -59,8 +59,8 @@ unsafe extern "C" {
     fn _Unwind_GetCFA(context: *mut c_void) -> usize;
 }
 
-/// Stops all later walks, and with them all samples of call stacks. From now on the unwinder may
-/// allocate while it holds a lock that a walk needs. One store.
+/// Stops all later walks, and with them all samples of call stacks. For a process in which from now
+/// on the unwinder may allocate while it holds a lock that a walk needs. One store.
 pub fn forbid_walks() {
     // A walk that has begun holds no lock of this library's, so no other thread waits for it.
     STATE.store(TABLES_ARE_REGISTERED, Relaxed);
@@ -92,7 +92,8 @@ pub(crate) fn prepare() -> bool {
         STACKS.store(stacks.as_ptr() as usize, Release);
     }
     if STATE.load(Relaxed) == UNPREPARED {
-        // A frame to leave out makes this walk call every function that later walks call.
+        // Passes a frame to leave out, so that this walk calls every function that later walks
+        // call.
         if walk_on_own_stack(&mut [0; FRAMES], here()).is_none() {
             return false;
         }
@@ -162,14 +163,14 @@ fn take_stack_and_run(stacks: usize, f: &mut dyn FnMut()) {
     OWNERS[nth].store(0, Release);
 }
 
-/// Runs `f`, which takes another stack, while the signals of this thread in `which` wait: a bit for
-/// each, of which bit 0 is signal 1. Does nothing, and returns false, if the system refuses.
+/// Runs `f`, which switches to another stack, with the signals in `which` blocked in this thread.
+/// Bit 0 is signal 1. Does nothing, and returns false, if the system refuses.
 ///
 /// A signal handler that ran on a stack of this library would find little room there. It could
 /// leave that stack by a jump. And if this thread is in a handler on an alternate stack, the kernel
 /// would begin the next handler at that stack's top, over the frames of the first.
 pub(crate) fn without_signals(which: u64, f: impl FnOnce()) -> bool {
-    // The C library would leave its own signals out.
+    // Makes the system call itself, because the C library would leave its own signals unblocked.
     let Ok(before) = kernel::block_signals(libc::SIG_BLOCK, which) else {
         return false;
     };
