@@ -23,7 +23,7 @@ impl Call {
     /// Calls of `realloc` and `reallocarray`. A call that moved the block also counts as an
     /// allocation and a free.
     pub const REALLOC: Call = Call(3 * CLASSES + 5);
-    /// Calls that failed, without memory or because of a bad argument.
+    /// Calls that failed, because there was no memory or an argument was bad.
     pub const FAILED: Call = Call(3 * CLASSES + 6);
 
     /// Returns the event of an allocation of class `class`.

@@ -181,9 +181,9 @@ fn table() -> Option<Guard<'static, Table>> {
 
 /// Shows `counter` to other processes under `name`, from now on. `pinfold vmstat PID` prints it.
 ///
-/// The value in the segment is that of the last tick: with a shepherd's thread at most the
-/// shepherd's interval old. Without one, it is the value at the last slow path of an allocation or
-/// free, at most half a second before that. The value is off by at most the adds that were under
+/// The value in the segment is that of the last tick: with a shepherd's thread mostly at most a
+/// second old, or the shepherd's interval if that is longer. Without one, slow paths of allocations
+/// and frees tick, at most every half second. The value is off by at most the adds that were under
 /// way while it was read.
 ///
 /// After a fork, the child goes on showing the counter.

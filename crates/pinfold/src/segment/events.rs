@@ -11,9 +11,9 @@ crate::vmstat_items! {
     /// events is by cache line: those without a lock, rare ones, and those that a holder of the
     /// lock counts together.
     pub enum SlabEvent {
-        /// The part of `alloc_slowpath` that took no lock.
+        /// Allocations that found the sheaf empty, and took no lock.
         AllocLockless = "alloc_lockless",
-        /// The part of `free_slowpath` that took no lock.
+        /// Frees that found the sheaf full, and took no lock.
         FreeLockless = "free_lockless",
         /// Objects allocated from another node's memory than the caller wanted.
         AllocNodeMismatch = "alloc_node_mismatch",
@@ -27,9 +27,11 @@ crate::vmstat_items! {
         SlabAlloc = "slab_alloc",
         /// Slabs given back to the arena.
         SlabFree = "slab_free",
-        /// Allocations that found the sheaf empty, without [`AllocLockless`](Self::AllocLockless).
+        /// Allocations that found the sheaf empty, except those that
+        /// [`AllocLockless`](Self::AllocLockless) counts.
         AllocSlowpath = "alloc_slowpath",
-        /// Frees that found the sheaf full, without [`FreeLockless`](Self::FreeLockless).
+        /// Frees that found the sheaf full, except those that [`FreeLockless`](Self::FreeLockless)
+        /// counts.
         FreeSlowpath = "free_slowpath",
         /// Full sheaves taken from the barn.
         BarnGet = "barn_get",
@@ -57,8 +59,8 @@ crate::vmstat_items! {
 }
 
 impl SlabEvent {
-    /// Returns whether only the thread that holds the node's lock counts this event. A
-    /// [level](Self::BarnObjects) is one of them.
+    /// Returns whether only the thread that holds the node's lock counts this event. Also returns
+    /// true for the [level](Self::BarnObjects).
     pub const fn is_locked(self) -> bool {
         self as usize >= SlabEvent::SlabAlloc as usize
     }

@@ -5,8 +5,8 @@ use core::ffi::CStr;
 
 /// The name of the segment's file, as `/proc/PID/fd` shows it behind `/memfd:`.
 pub const FILE: &CStr = c"pinfold";
-/// The name of the mark: the mapping behind whose end the mailbox and the segment lie, a page
-/// further each.
+/// The name of the mark's file. The mailbox's page follows the mark's page, and the segment follows
+/// the mailbox's page.
 pub const MARK_FILE: &CStr = c"pinfold-mark";
 /// The name of the mailbox's file.
 pub const MAILBOX_FILE: &CStr = c"pinfold-mailbox";
@@ -18,7 +18,8 @@ pub const F_SEAL_FUTURE_WRITE: i32 = 0x10;
 /// The seals of a segment: its size stays, and no process gets a new way to write to it.
 pub const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
 
-/// Returns the system's clock in milliseconds. Makes no system call where the kernel offers a vDSO.
+/// Returns the time of `CLOCK_REALTIME` in milliseconds. Makes no system call where the kernel
+/// offers a vDSO.
 pub fn now_ms() -> u64 {
     now_ns() / 1_000_000
 }

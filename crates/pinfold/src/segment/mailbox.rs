@@ -75,8 +75,8 @@ pub const MAIL_MAGIC: u64 = u64::from_le_bytes(*b"PINMAIL\x03");
 /// The value of [`Mailbox::version`]. Other versions are not asked.
 pub const MAIL_VERSION: u32 = 3;
 
-/// Asks for free memory to go back to the system. The argument is ignored. The answer's value is a
-/// number of bytes.
+/// Asks for free memory to go back to the system. The argument is ignored. The answer's value is
+/// how many bytes went back.
 pub const TRIM: u32 = 2;
 /// Asks for the present value of the setting whose number is the argument.
 pub const GET: u32 = 3;
@@ -107,9 +107,9 @@ pub struct Mailbox {
 /// A request word: which process is asked for what, and until when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The process, as it sees itself. Linux numbers processes up to 2²².
+    /// The asked process's PID, as the process itself sees it. Linux has PIDs up to 2²².
     pub pid: u32,
-    /// [`TRIM`], [`TRIM`], …
+    /// [`TRIM`], [`GET`], …
     pub what: u32,
     state: u32,
     /// The milliseconds of the system's clock, modulo 2³², from which on the request is ignored.
@@ -120,7 +120,7 @@ const STATE_BITS: u32 = 2;
 const PID_BITS: u32 = 22;
 const WHAT_BITS: u32 = 8;
 const TIME_AT: u32 = STATE_BITS + PID_BITS + WHAT_BITS;
-/// No request is open for longer, in milliseconds.
+/// The longest time for which a request is open, in milliseconds.
 const LONGEST: u32 = 60_000;
 
 const WRITING: u32 = 1;
@@ -172,7 +172,7 @@ impl Request {
     }
 }
 
-/// What a process says to a request: a code, and a value of 56 bits.
+/// A process's answer to a request: a code, and a value of 54 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer(u64);
 
@@ -186,11 +186,11 @@ pub enum Code {
     DoneHere = 2,
     /// The process does not know this kind of request, or this setting.
     Unknown = 3,
-    /// The process does not take this value.
+    /// The process does not accept this value.
     Value = 4,
     /// The process cannot do this now.
     Refused = 5,
-    /// The process has waited for the asking process's consent, and done nothing.
+    /// The process did not get the asking process's consent in time, and did nothing.
     NoConsent = 6,
 }
 
@@ -317,7 +317,7 @@ impl Mailbox {
         let old = self.requests[slot].load(Relaxed);
         let is_free = old == 0 || !Request::from_word(old).is_open(now_ms());
         let writing = request.in_state(WRITING);
-        // Acquire keeps the stores to the slot's other words behind this exchange.
+        // Acquire keeps the stores to the slot's other words after this exchange.
         let claimed = || self.requests[slot].compare_exchange(old, writing, Acquire, Relaxed);
         is_free && claimed().is_ok()
     }
@@ -327,7 +327,7 @@ impl Mailbox {
     /// open again when the clock's 32 bits have wrapped.
     pub fn take(&self, pid: u32) -> Option<Taken> {
         (0..SLOTS).find_map(|slot| {
-            // Most looks find no request. They only load each word.
+            // Most calls find no request, so they only load each word.
             let word = self.requests[slot].load(Relaxed);
             let request = Request::from_word(word);
             if request.state != POSTED || request.pid != pid || pid == 0 {
@@ -426,8 +426,8 @@ impl Mailbox {
         self.requests[posted.slot].load(Relaxed) == posted.request.in_state(POSTED)
     }
 
-    /// Gives up a request. If the asked process has not taken it, it never will. Returns whether it
-    /// was taken.
+    /// Gives up a request. If the asked process has not taken the request yet, it never will.
+    /// Returns whether it had.
     pub fn withdraw(&self, posted: Posted) -> bool {
         let word = &self.requests[posted.slot];
         let from =

@@ -108,7 +108,7 @@ pub struct Segment {
     pub version: AtomicU32,
     /// The number of units that follow; 0 in a process that does not count every call.
     pub units: AtomicU32,
-    /// The process that counts.
+    /// The PID of the process that counts.
     pub pid: AtomicU32,
     /// The backend in use: 0 atomics, 1 restartable sequences by CPU number, 2 by concurrency id.
     pub backend: AtomicU32,
@@ -151,8 +151,8 @@ pub struct Segment {
     pub counters_used: AtomicU32,
     /// When the rows were written last, in nanoseconds of `CLOCK_REALTIME`.
     pub counted_ns: AtomicU64,
-    /// The bytes mapped for the allocator's own structures, without the CPUs' units. Not part of
-    /// `held`.
+    /// The bytes mapped for the allocator's own structures, without the CPUs' units of counters.
+    /// Not part of `held`.
     pub metadata: AtomicU64,
     /// The bytes of runs that are mapped: in use, dirty, given back, or never touched.
     pub mapped: AtomicU64,
@@ -293,7 +293,8 @@ impl Segment {
             Backend::Rseq(Index::Cid) => 2,
         };
         self.backend.store(code, Relaxed);
-        // The counts of a forked child begin with those of its parent, and so does their time.
+        // A forked child begins with the counts of its parent, so it also keeps the time when they
+        // began.
         if self.started_ns.load(Relaxed) == 0 {
             self.started_ns.store(files::now_ns(), Relaxed);
         }

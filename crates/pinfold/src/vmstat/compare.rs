@@ -6,7 +6,7 @@ use core::cmp::Ordering;
 impl<I: Item> VmStat<I> {
     /// Compares an item's total over all zones with `with`.
     ///
-    /// Decides from [`read`](Self::read) if the result is further from `with` than it may be off.
+    /// If [`read`](Self::read) differs from `with` by more than its error bound, this decides.
     /// Otherwise takes the exact [`sum`](Self::sum). Interrupts no CPU.
     ///
     /// ```
@@ -63,8 +63,8 @@ impl<I: Item> VmStat<I> {
     }
 }
 
-/// Compares a value that was read with its bound. Calls `exact` only if the bound allows both
-/// answers.
+/// Compares `read`, which is off by at most `bound`, with `with`. Calls `exact` only if the bound
+/// allows more than one answer.
 fn decide((read, bound): (i64, u64), with: i64, exact: impl FnOnce() -> i64) -> Ordering {
     if read.abs_diff(with) > bound {
         read.cmp(&with)

@@ -58,7 +58,7 @@ impl Table {
     ///
     /// `table` is followed by its counters, all with their blocks.
     unsafe fn choose_for(table: *const Table, cpus: usize) {
-        // SAFETY: the caller's promise that `table` is a table with its counters.
+        // SAFETY: the caller promises that `table` is a table with its counters.
         let (head, counters) = unsafe {
             let first = table.add(1).cast::<PerCpuCounter>();
             (
@@ -100,11 +100,12 @@ pub(super) fn hold() -> Option<Guard<'static, AtomicPtr<Table>>> {
 ///
 /// `table` is followed by its counters, all with their blocks. It stays until [`remove`].
 pub(super) unsafe fn insert(table: *mut Table) -> bool {
-    // Registers the function before the lock is taken: ticks take the lock in it.
+    // Registers [`look`] before it takes the lock, because `look` tries to take the lock at each
+    // tick.
     let Some(first) = shepherd::register(look).then(hold).flatten() else {
         return false;
     };
-    // SAFETY: the caller's promise that `table` is a table.
+    // SAFETY: the caller promises that `table` is a table.
     let head = unsafe { &*table };
     if !head.listed.swap(true, Relaxed) {
         head.next.store(first.load(Relaxed), Relaxed);
@@ -141,10 +142,11 @@ pub(super) unsafe fn remove(table: *mut Table) -> bool {
 
 /// Sets the thresholds of the listed tables for the number of online CPUs that the shepherd's
 /// thread saw last. Leaves out tables whose thresholds the program chose. Every tick calls this
-/// function; only a tick that may reach all CPUs does anything. Costs a lock, and two loads for
+/// function, which does something only with [`Reach::AllCpus`]. Costs a lock, and two loads for
 /// each table, while no CPU comes or goes.
 fn look(reach: Reach) {
-    // Other ticks may not interrupt other CPUs.
+    // With `ThisCpu`, a tick may not interrupt other CPUs. With `Everything`, it should only free
+    // memory.
     if reach != Reach::AllCpus {
         return;
     }

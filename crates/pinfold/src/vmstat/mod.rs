@@ -254,7 +254,7 @@ impl<I: Item> VmStat<I> {
         // blocks prepared.
         let run = self.run.load(Acquire);
         // Relaxed: `zones` was stored before `run`, so a thread that sees `run` sees `zones`. The
-        // first node's zones exist on every machine.
+        // first node's zones exist on every machine, so they need no load.
         let inside = zone.0 < ZONES_A_NODE || zone.0 < self.zones.load(Relaxed);
         if run != 0 && inside && delta != i64::MIN {
             let block = run + SIZE * (zone.0 * I::NAMES.len() + item);

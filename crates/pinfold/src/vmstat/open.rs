@@ -87,7 +87,7 @@ impl<I: Item> VmStat<I> {
         bytes.next_multiple_of(sys::page_size())
     }
 
-    /// Returns what lies in front of the counters, or null until the counters are made.
+    /// Returns the table in front of the counters, or null until the counters are made.
     fn head(&self) -> *mut Table {
         // Acquire pairs with the release in `make_counters`: a thread that sees the address also
         // sees the table.
