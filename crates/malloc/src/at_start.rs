@@ -1,8 +1,8 @@
 //! What happens when the program or library that contains this crate is loaded.
 //!
 //! From then on, requests of other processes are served. Heap profiles and guarded blocks that the
-//! environment asks for start. A thread may load the unwinder's library then, but not in an
-//! allocation.
+//! environment asks for start. A thread may load the unwinder's library at this time, but not
+//! during an allocation.
 
 use crate::{control, guard, heap_profile};
 use core::sync::atomic::AtomicBool;
@@ -13,7 +13,7 @@ use pinfold::internal::show;
 static IS_IDLE: AtomicBool = AtomicBool::new(false);
 
 /// Notes that the program allocates by another copy of this crate, which acts on the environment.
-/// Has an effect before the constructors of this file's rank. One store.
+/// Has an effect only before this file's constructor runs. One store.
 pub fn leave_to_another_copy() {
     // Relaxed is enough: the loader runs the constructors in one thread.
     IS_IDLE.store(true, Relaxed);

@@ -24,8 +24,7 @@
 //!
 //! * The program used a real-time policy. The shepherd would inherit the policy from the thread
 //!   that starts it.
-//! * The system refused a thread to the program. Without the shepherd, there may be room for the
-//!   program's thread.
+//! * The system refused a thread to the program, and had room for it once the shepherd was stopped.
 //!
 //! A program that makes and joins threads all the time would pay for a new shepherd each time. So
 //! after `MAX_SHORT` shepherds in a row that lived for less than `SHORT` milliseconds, none is
@@ -65,7 +64,7 @@ pub(crate) enum Wish {
     Off,
 }
 
-/// Returns the wish that the variable's value stands for. Returns `None` for an invalid value.
+/// Parses the variable's value. Returns `None` for an invalid value.
 pub(crate) fn parse(value: &[u8]) -> Option<Wish> {
     match value {
         b"auto" => Some(Wish::Auto),
@@ -289,7 +288,8 @@ static GIVES_WAY: AtomicBool = AtomicBool::new(false);
 pub fn create_thread(mut create: impl FnMut() -> libc::c_int) -> libc::c_int {
     let mut error = create();
     if error == libc::EAGAIN && give_way() {
-        // The kernel says that a thread has ended shortly before it frees the thread's place.
+        // The kernel reports the end of a thread shortly before it frees the thread's place, so
+        // this loop tries for a while.
         for _ in 0..TRIES {
             error = create();
             if error != libc::EAGAIN {

@@ -26,7 +26,7 @@ use pinfold::slab;
 pub struct Changeable {
     /// The setting's name for `pinfold set`.
     pub name: &'static str,
-    /// The environment variable that sets the same at the start, if there is one.
+    /// The environment variable that sets this setting at the start, if there is one.
     pub variable: Option<&'static str>,
     /// The values that the setting takes, in words.
     pub values: &'static str,

@@ -6,7 +6,7 @@
 //! * runs in a tick: in a slow path of an allocation or free, possibly in a signal handler, or in
 //!   the shepherd's thread;
 //! * checks its argument, which may be any word;
-//! * makes only the system calls that malloc makes, unless [`makes_new_calls`] names it.
+//! * makes only the system calls that malloc makes, unless [`makes_new_calls`] names its request.
 
 use crate::changeable::{Changeable, SETTINGS, publish};
 use crate::heap_profile::MAX_INTERVAL;

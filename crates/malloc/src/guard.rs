@@ -10,10 +10,10 @@
 //! ```
 //!
 //! A few of the blocks of up to a page, at most a thousand a second, get a page of their own beside
-//! pages that nobody may access. An access to such a page raises SIGSEGV, and a report on standard
-//! error says what was accessed, by whom, and who allocated and freed the block. Then the program's
-//! own action for SIGSEGV follows. A free also finds that bytes beside the block were overwritten.
-//! Then it writes a report, and ends the process.
+//! pages that no code may access. An access to such a page raises SIGSEGV, and a report on standard
+//! error says what was accessed, and which call stacks accessed, allocated and freed the block.
+//! Then the program's own action for SIGSEGV follows. If a free finds that bytes beside the block
+//! were overwritten, it writes a report and ends the process.
 //!
 //! While no blocks are guarded, this costs no instruction of an allocation or a free of up to
 //! 512 KiB. While they are, an allocation costs a few more instructions. See

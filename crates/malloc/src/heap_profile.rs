@@ -26,7 +26,7 @@ use pinfold::internal::{keep_errno, set_errno};
 use pinfold_rseq::env;
 
 /// The environment variable that names the file to which the profile is written when the process
-/// ends. The process's number is appended.
+/// ends. The process's PID is appended.
 pub const FILE_VARIABLE: &str = "PINFOLD_HEAP_FILE";
 
 /// Turns the profile on, or changes the mean bytes from one sample to the next: 1 to
@@ -148,7 +148,8 @@ mod dump {
         beside[name.len()..name.len() + SUFFIX.len()].copy_from_slice(SUFFIX);
         let beside = CStr::from_bytes_until_nul(&beside).map_err(|_| libc::EINVAL)?;
         may_replace(path)?;
-        // Removes what a killed process has left. O_EXCL below refuses what cannot be removed.
+        // Removes the file that a killed process has left. If that fails, `O_EXCL` below makes
+        // `open` fail.
         let _ = kernel::unlink(beside);
         let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
         let file = kernel::open(beside, flags | libc::O_NOFOLLOW, 0o600)?;
@@ -183,13 +184,13 @@ mod dump {
         let (bytes, used) = profile::bytes().ok_or(libc::ENODATA)?;
         // SAFETY: the bytes stay mapped.
         unsafe { write_all(file, bytes) }?;
-        // Threads may have begun more records since they were copied.
+        // The copied head may count records that were begun during the copy, so it is corrected.
         let at = core::mem::offset_of!(profile::Head, used);
         kernel::write_at(file, &used.to_ne_bytes(), at)?;
         copy_mappings(file)
     }
 
-    /// Appends the process's mappings: the places of the program's code.
+    /// Appends the process's mappings, which tell where the program's code is.
     fn copy_mappings(file: i32) -> Answer<()> {
         let maps = kernel::open(c"/proc/self/maps", libc::O_RDONLY | libc::O_CLOEXEC, 0)?;
         let mut bytes = [0u8; 1024];

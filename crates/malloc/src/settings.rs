@@ -79,7 +79,7 @@ enum Grammar {
     Path,
 }
 
-/// Returns what a setting's text means to a type, or `None` if it means nothing.
+/// Parses a setting's text as a `T`. Returns `None` if the text is not valid.
 pub(crate) fn parsed<T: FromStr>(value: &[u8]) -> Option<T> {
     from_utf8(value).ok()?.parse().ok()
 }

@@ -2,8 +2,8 @@
 //!
 //! A program that is linked with `libpinfold.a` calls that copy's `malloc`, also if `libpinfold.so`
 //! is preloaded. The copy in `libpinfold.so` would then have a statistics segment of its own, which
-//! says that the program allocates nothing, and a mailbox that no thread looks into. So it stays
-//! idle: it makes neither, and counts no threads.
+//! says that the program allocates nothing, and a mailbox that no thread looks into. So the copy in
+//! `libpinfold.so` stays idle: it makes neither, and counts no threads.
 
 use core::ffi::{c_int, c_void};
 use core::slice::from_raw_parts;

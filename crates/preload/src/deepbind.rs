@@ -16,7 +16,7 @@ use pinfold_malloc::settings::keeps_deepbind;
 
 /// The C library's `dlopen`. Null before the first call.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
-/// The flags that stay. Written before [`NEXT`], and the same at each write.
+/// A mask of the flags that `dlopen` keeps. Written before [`NEXT`], and the same at each write.
 static KEPT: AtomicI32 = AtomicI32::new(0);
 
 /// Finds the C library's `dlopen`, and reads which flags stay. If there is no such function,

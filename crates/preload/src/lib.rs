@@ -5,9 +5,11 @@
 //! * `threads` replaces `pthread_create`, and calls the C library's.
 //! * `operators` exports C++'s `operator new` and `operator delete`.
 //! * `deepbind` replaces `dlopen`, to leave out `RTLD_DEEPBIND`.
-//! * `copies` leaves a program alone that contains another copy of Pinfold's malloc.
+//! * `copies` keeps this library idle in a program that contains another copy of Pinfold's malloc.
 //! * `policies` replaces the functions that give a thread a real-time policy or a memory policy.
 //! * `unwind` loads the unwinder's library only when a function of it is called.
+//! * `frames` ends walks of the stack once the program registers unwinding tables.
+//! * `next` finds the C library's functions that the functions here replace.
 #![no_std]
 
 // Provides the panic handler that a shared library needs. No path that allocates calls into `std`.

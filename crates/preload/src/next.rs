@@ -19,8 +19,8 @@ impl Next {
         }
     }
 
-    /// Returns the function's address. Returns null if no library behind this library has the
-    /// function.
+    /// Returns the function's address. Returns null if no library after this one in the search
+    /// order has the function.
     pub(crate) fn address(&self) -> *mut c_void {
         // Acquire pairs with the release below: a thread that sees the address also sees the
         // loader's writes before it.

@@ -81,7 +81,8 @@ extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
     // content.
     unsafe { c::pinfold_free(beginning) };
     if !ends_later() {
-        // This thread's end would be missed, and the shepherd would never stop.
+        // This thread's end would be missed, and the shepherd would never stop. So the thread
+        // leaves the count now.
         background::thread_ended();
     }
     start(argument)

@@ -20,7 +20,7 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 /// stack, and ends the process in place of others.
 extern "C" fn find(nth: usize) -> *mut c_void {
     find_all();
-    // The addresses that this thread has just stored, or another thread.
+    // The address that this thread, or another one, has just stored.
     let found = FOUND[nth].load(Relaxed);
     match found.is_null() {
         false => found,
@@ -34,8 +34,8 @@ extern "C" fn find(nth: usize) -> *mut c_void {
 /// loaded.
 fn find_all() {
     for (name, place) in NAMES.iter().zip(&FOUND) {
-        // The functions above jump to the address. The loader's writes come before this store, and
-        // release keeps them there.
+        // The functions that [`found_later`] defines jump to the address. Release keeps the
+        // loader's writes before this store.
         place.store(look_up(name), Release);
     }
 }
@@ -45,7 +45,7 @@ fn find_all() {
 pub(crate) fn look_up(name: &CStr) -> *mut c_void {
     // SAFETY: both names are C strings. No code closes the handle, so the library stays loaded.
     unsafe {
-        // The library's own calls are bound now, and not in the first walk.
+        // With `RTLD_NOW`, the library's own calls are bound now, instead of in the first walk.
         let unwinder = libc::dlopen(c"libgcc_s.so.1".as_ptr(), libc::RTLD_NOW);
         match unwinder.is_null() {
             true => unwinder,
