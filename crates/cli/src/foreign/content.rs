@@ -18,7 +18,7 @@ pub struct Content {
 }
 
 impl Content {
-    /// Returns the bytes of a regular file, as it is long now.
+    /// Returns the bytes of a regular file, up to its present length.
     pub fn of_file(file: File) -> io::Result<Content> {
         let size = file.metadata()?.len();
         Ok(Content {
@@ -28,7 +28,7 @@ impl Content {
         })
     }
 
-    /// Returns `size` bytes of a memory that is open.
+    /// Returns `size` bytes of a process's memory, from address `start` on.
     pub fn of_opened(memory: &Memory, start: u64, size: u64) -> io::Result<Content> {
         let file = memory.file()?;
         Ok(Content { file, start, size })

@@ -1,8 +1,8 @@
 //! The time until which a thread reads other processes.
 //!
 //! A process can have a million descriptors and 65,530 mappings, so a few reads of it take seconds.
-//! A look at many processes gives each a share of its time, and each read in this folder looks at
-//! the clock.
+//! A command that reads many processes gives each a share of its time, and each read in this folder
+//! checks the clock.
 
 use std::cell::Cell;
 use std::io::{self, ErrorKind};

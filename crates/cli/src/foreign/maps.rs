@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
 
-/// More bytes than a line can have: a path has at most 4,096, and each may be written as four.
+/// More bytes than a line can have: a path has at most 4,096 bytes, each of which may be written as
+/// four.
 const MAX_LINE: usize = 20_000;
 
 /// The most bytes of a list that are read. 65,530 mappings, the most by default, take 7 MB if the

@@ -12,7 +12,7 @@
 //! - Only the errors that [`has_ended`] names mean that a process or thread has ended. Every other
 //!   error means that nothing is known.
 //! - A process is held by a descriptor of its folder ([`Process`]), so that another process that
-//!   gets its number later is never read by mistake.
+//!   gets its PID later is never read by mistake.
 //! - A file that a process chose is looked at before it is opened: devices, pipes and sockets are
 //!   never opened, and no link leads out of the process's root ([`open_mapped`]).
 //! - Files are read, and not mapped: a file that shrinks while it is mapped would end this command.

@@ -66,7 +66,7 @@ pub fn open_mapped(process: &Process, mapping: &Mapping) -> Result<File, Unopene
     }
     match find(process.folder(), &mapping.map_file()) {
         // The kernel itself says that this is the mapped file. Some file systems show other devices
-        // in the list of mappings than elsewhere.
+        // in the list of mappings than elsewhere, so these are not compared.
         Ok(found) => open_found(found.as_fd()),
         Err(_) => beneath_root(process, mapping),
     }
@@ -115,7 +115,7 @@ fn open_found(found: BorrowedFd<'_>) -> Result<File, Unopened> {
 
 /// Opens the file behind a descriptor anew.
 fn reopen(found: BorrowedFd<'_>, access: OFlags) -> io::Result<File> {
-    // The file can be leased, and its open would then wait for the lease's holder.
+    // Without `NONBLOCK`, opening a leased file would wait for the lease's holder.
     let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let own = format!("/proc/self/fd/{}", found.as_raw_fd());
     Ok(openat(CWD, own, flags, Mode::empty())?.into())
@@ -149,7 +149,7 @@ fn beneath_root(process: &Process, mapping: &Mapping) -> Result<File, Unopened> 
     let path = unescaped(&mapping.path);
     let path = Path::new(OsStr::from_bytes(&path));
     // The list shows a path from the root of the file system. The root of a process can be a folder
-    // below that one.
+    // below that one, so both paths are tried.
     let in_root = process.root()?;
     let shorter = path.strip_prefix(&in_root).unwrap_or(path);
     let mut failed = Unopened::Replaced;

@@ -28,7 +28,7 @@ fn ended() -> io::Error {
     io::Error::from_raw_os_error(libc::ESRCH)
 }
 
-/// Returns the numbers of all processes. `proc` is the folder in which the kernel shows them.
+/// Returns the PIDs of all processes. `proc` is the folder in which the kernel shows them.
 pub fn pids(proc: &Path) -> io::Result<Vec<u32>> {
     let folder = open_folder(CWD, proc)?;
     numbers(folder.as_fd(), MAX_TASKS)
@@ -40,7 +40,7 @@ fn open_folder(at: BorrowedFd<'_>, path: &Path) -> io::Result<OwnedFd> {
     Ok(openat(at, path, flags, Mode::empty())?)
 }
 
-/// Returns the names in a folder that are numbers, at most `most`.
+/// Returns the names in a folder that are numbers. Returns an error if there are more than `most`.
 fn numbers(folder: BorrowedFd<'_>, most: usize) -> io::Result<Vec<u32>> {
     let mut numbers = Vec::new();
     for entry in Dir::read_from(folder)? {
@@ -66,8 +66,8 @@ fn too_much() -> io::Error {
 
 /// A process, or one of its threads, by a descriptor of its folder.
 ///
-/// The descriptor never leads to another process: after this one has ended, each read fails, also
-/// when another process has got the number.
+/// The descriptor never leads to another process: after this one has ended, each read fails, even
+/// if another process has got its PID.
 #[derive(Debug)]
 pub struct Process {
     pid: u32,
@@ -84,19 +84,19 @@ impl Process {
 
     /// Opens this process's own folder.
     pub fn own() -> io::Result<Process> {
-        // The dot has the link before it followed.
+        // With the dot, the kernel follows the link before it in spite of `NOFOLLOW`.
         Process::at(Path::new("/proc/self/."), std::process::id())
     }
 
-    /// Opens a process's folder at another place.
+    /// Opens the folder of process `pid` at the path `folder`.
     pub fn at(folder: &Path, pid: u32) -> io::Result<Process> {
         let mut process = Process::in_any_state(folder, pid)?;
         process.started = process.stat()?.started()?;
         Ok(process)
     }
 
-    /// Opens a process's folder at another place. The process may have ended, and its parent not
-    /// waited for it yet.
+    /// Opens the folder of process `pid` at the path `folder`. The process may have ended, and its
+    /// parent not waited for it yet.
     pub fn in_any_state(folder: &Path, pid: u32) -> io::Result<Process> {
         Ok(Process {
             pid,
@@ -105,7 +105,7 @@ impl Process {
         })
     }
 
-    /// Returns the process's number, as this command sees it.
+    /// Returns the process's PID, as this command sees it.
     pub fn pid(&self) -> u32 {
         self.pid
     }
@@ -168,7 +168,7 @@ impl Process {
         Ok(readlinkat(&self.folder, name, Vec::new())?.into_bytes())
     }
 
-    /// Reads the numbers of the process's `stat`.
+    /// Reads the process's `stat`.
     pub fn stat(&self) -> io::Result<Stat> {
         Ok(Stat(self.read("stat", MAX_TEXT)?))
     }
@@ -190,7 +190,7 @@ impl Process {
         Ok(String::from_utf8_lossy(name).into_owned())
     }
 
-    /// Returns the number that the process has in its own PID namespace.
+    /// Returns the PID that the process has in its own PID namespace.
     pub fn inner_pid(&self) -> io::Result<u32> {
         let status = self.status()?;
         // Kernels without PID namespaces have no such line.
@@ -256,13 +256,13 @@ pub fn number<N: std::str::FromStr>(bytes: &[u8]) -> Option<N> {
 pub struct Fields(Vec<u8>);
 
 impl Fields {
-    /// Returns what the text says behind `name`, without white space around it.
+    /// Returns what follows `name` at the beginning of a line, without white space around it.
     pub fn field(&self, name: &str) -> Option<&[u8]> {
         let mut lines = self.0.split(|&byte| byte == b'\n');
         lines.find_map(|line| Some(line.strip_prefix(name.as_bytes())?.trim_ascii()))
     }
 
-    /// Returns the first number that the text says behind `name`.
+    /// Returns the number that follows `name` at the beginning of a line.
     pub fn number(&self, name: &str) -> Option<u64> {
         let mut words = self.field(name)?.split(u8::is_ascii_whitespace);
         number(words.next()?)
@@ -279,7 +279,7 @@ impl Fields {
     }
 }
 
-/// The text of a `stat` file: `number (name) state ...`. The name may hold any bytes.
+/// The text of a `stat` file: `PID (name) state ...`. The name may hold any bytes.
 #[derive(Debug)]
 pub struct Stat(Vec<u8>);
 
@@ -310,8 +310,8 @@ impl Stat {
         matches!(self.word(3), Some(b"Z" | b"X" | b"x"))
     }
 
-    /// Returns when the process was started. A process that has ended is an error that
-    /// [`has_ended`] knows.
+    /// Returns when the process was started. For a process that has ended, returns an error for
+    /// which [`has_ended`] is true.
     fn started(&self) -> io::Result<u64> {
         if self.is_ended() {
             return Err(ended());
@@ -366,7 +366,7 @@ mod tests {
         assert_eq!(process.read_start("stat", 3).unwrap().len(), 3);
     }
 
-    /// The kernel gives the number of a process that has ended to another one.
+    /// The kernel gives the PID of a process that has ended to another one.
     #[test]
     fn a_number_that_another_process_gets_is_not_followed() {
         let proc = tempfile::tempdir().unwrap();

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use inferno::flamegraph::{self, Options};
 use std::path::Path;
 
-/// Draws the call stacks to an SVG file. In a difference, leaves out what became less.
+/// Draws the call stacks to an SVG file. In a difference, leaves out the call stacks that hold less
+/// than before.
 pub fn draw(profile: &Profile, what: What, path: &Path) -> Result<()> {
     let lines: Vec<String> = profile
         .stacks

@@ -177,7 +177,8 @@ fn read_file(path: &Path) -> Result<Profile> {
     read().with_context(cannot_read)
 }
 
-/// The user and the group that own nothing: those of a pipe's writer are not known.
+/// The user and the group that own nothing. They stand in for those of a pipe's writer, which are
+/// not known.
 const NOBODY: u32 = 65_534;
 
 /// Reads the profile in a file that is open.
@@ -253,7 +254,7 @@ fn dump(args: &DumpArgs) -> Result<ExitCode> {
         subtract(&mut profile, old)?;
     }
     if args.output.is_some() || args.flame.is_some() {
-        // The files have no place for them.
+        // The files have no place for the notes.
         profile.notes.iter().for_each(output::note);
     }
     let what = match args.alloc {

@@ -158,7 +158,7 @@ impl Tables {
     }
 }
 
-/// Returns what the format has no field for.
+/// Returns the counts of samples, for which the format has no field, as a comment.
 fn counts(profile: &Profile) -> String {
     let [in_use, all, dropped] = [profile.samples, profile.all_samples, profile.dropped];
     format!("samples in use: {in_use}; samples: {all}; dropped: {dropped}")
@@ -176,7 +176,7 @@ fn numbers(comment: &str) -> [u64; 3] {
 /// Returns the profile as a gzip'd message.
 pub fn encode(profile: &Profile) -> Result<Vec<u8>> {
     let mut tables = Tables::default();
-    // String 0 is empty by rule.
+    // The format requires an empty string 0.
     tables.string("");
     let mapping = (1..)
         .zip(&profile.mappings)
@@ -285,7 +285,7 @@ pub fn decode(bytes: &[u8]) -> Result<Profile> {
                 })
             })
             .collect(),
-        // The call stacks of a file are the program's own.
+        // Only the allocator's frames need a symbol, and a file has none of them.
         symbol: String::new(),
     });
     let places: HashMap<u64, usize> = proto

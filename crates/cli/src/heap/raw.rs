@@ -41,7 +41,7 @@ pub struct Raw {
     pub mappings: Vec<Mapping>,
     /// Whose files the mappings are of: this user's, if nothing else is known.
     pub subject: Subject,
-    /// When it was read, in nanoseconds since the epoch.
+    /// When the profile was read, or its file written, in nanoseconds since the epoch.
     pub time_ns: i64,
 }
 
@@ -137,7 +137,8 @@ pub fn nanoseconds(time: SystemTime) -> i64 {
 const MAPPINGS: usize = 65_536;
 
 /// Returns the name of the program with these mappings, or nothing, and those mappings that can
-/// hold functions. The kernel maps the program's file below its libraries.
+/// hold functions. The kernel maps the program's file below its libraries, so the first file is the
+/// program's.
 fn mapped(maps: impl Iterator<Item = io::Result<Mapping>>) -> io::Result<(String, Vec<Mapping>)> {
     let mut program = None;
     let mut mappings: Vec<Mapping> = Vec::new();
@@ -167,7 +168,7 @@ fn mapped(maps: impl Iterator<Item = io::Result<Mapping>>) -> io::Result<(String
     Ok((program.unwrap_or_default(), mappings))
 }
 
-/// Returns the position of the mapping with an address, in [`Raw::mappings`].
+/// Returns the index of the mapping that contains `address`, in [`Raw::mappings`].
 pub fn mapping_of(mappings: &[Mapping], address: u64) -> Option<usize> {
     let behind = mappings.partition_point(|mapping| mapping.start <= address);
     let nth = behind.checked_sub(1)?;

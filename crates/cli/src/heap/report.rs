@@ -101,7 +101,7 @@ pub fn summary(profile: &Profile, what: What) -> String {
     } else if samples > 0 {
         let deviation = 100.0 * deviation(all, profile.interval as f64);
         let about = match profile.interval > DEFAULT_INTERVAL {
-            // The interval may have been another one for earlier samples.
+            // Earlier samples may have had a longer interval, so this is no bound.
             true => "about",
             false => "at most about",
         };
@@ -139,7 +139,7 @@ pub fn summary(profile: &Profile, what: What) -> String {
     lines.to_string()
 }
 
-/// Lists the functions, those that allocate the most first.
+/// Lists the functions, those with the most flat bytes first.
 pub fn functions(profile: &Profile, what: What, most: usize) -> String {
     let total = what.bytes(&profile.totals());
     let flat = by_key(
@@ -187,7 +187,7 @@ pub fn functions(profile: &Profile, what: What, most: usize) -> String {
     table.table().to_string()
 }
 
-/// Returns the call stacks that allocate the most, largest first.
+/// Returns the `most` call stacks with the most bytes, largest first.
 pub fn largest(profile: &Profile, what: What, most: usize) -> Vec<&Stack> {
     let mut stacks: Vec<&Stack> = profile
         .stacks
@@ -202,7 +202,7 @@ pub fn largest(profile: &Profile, what: What, most: usize) -> Vec<&Stack> {
     stacks
 }
 
-/// Lists the call stacks that allocate the most.
+/// Lists the `most` call stacks with the most bytes, largest first.
 pub fn stacks(profile: &Profile, what: What, most: usize) -> String {
     let mut text = Lines::default();
     for stack in largest(profile, what, most) {
@@ -228,7 +228,7 @@ pub fn stacks(profile: &Profile, what: What, most: usize) -> String {
     text.to_string()
 }
 
-/// Returns the profile as one JSON object, with the `most` call stacks that have most of `what`.
+/// Returns the profile as one JSON object, with the `most` call stacks with the most bytes.
 pub fn json(profile: &Profile, what: What, most: usize) -> serde_json::Value {
     let totals = profile.totals();
     let values = |values: &Values| {

@@ -27,7 +27,7 @@ pub struct Line {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Location {
     pub address: u64,
-    /// Its index in [`Profile::mappings`].
+    /// The index of its mapping in [`Profile::mappings`].
     pub mapping: Option<usize>,
     /// The functions at this address, innermost first: inlined ones come before their callers.
     /// Empty if no name is known.
@@ -97,7 +97,8 @@ pub struct Profile {
     pub stacks: Vec<Stack>,
 }
 
-/// Functions of an allocator that a program calls, and what lies between them and the allocator.
+/// Functions of an allocator that a program calls, and functions between them and the allocator:
+/// their names, or how these begin.
 const ENTRIES: [&str; 22] = [
     "malloc",
     "calloc",
@@ -171,7 +172,7 @@ fn lines(names: &Names) -> Vec<Line> {
 
 impl Profile {
     /// Finds the names for a profile's addresses, before `patience` is over. Addresses whose names
-    /// are not found stay without.
+    /// are not found keep none.
     pub fn of(raw: &Raw, patience: impl Into<Patience>) -> Profile {
         let mut addresses: Vec<u64> = raw
             .rows
@@ -219,7 +220,7 @@ impl Profile {
             .iter()
             .map(|row| stack(row, &addresses, &locations, &mappings));
         let stacks = stacks.collect();
-        // The process can claim any counts.
+        // The process can claim any counts, so sums stop at the largest number.
         let sum = |of: &dyn Fn(&Row) -> u64| raw.rows.iter().map(of).fold(0, u64::saturating_add);
         let program = match raw.program.as_str() {
             "" => String::new(),
@@ -281,7 +282,7 @@ impl Profile {
         match location.mapping.map(|nth| &self.mappings[nth]) {
             Some(mapping) => {
                 let file = mapping.path.rsplit('/').next().unwrap_or_default();
-                // A file may hold any numbers.
+                // A file may hold any numbers, so these may wrap.
                 let offset = location.address.wrapping_sub(mapping.start);
                 format!("{file}+{:#x}", offset.wrapping_add(mapping.offset))
             }

@@ -1,7 +1,8 @@
 //! The report of `--leaks`: what each process that has ended by itself had not freed.
 //!
 //! Other users may write to the folder of the profiles, if the user has named one, as /tmp. So a
-//! file counts only if it is a regular file of the user's own, and is opened only to find that out.
+//! file counts only if it is a regular file of the user's own. This is checked before the file is
+//! opened for reading.
 
 use crate::foreign::open_own;
 use crate::heap;
@@ -41,7 +42,7 @@ fn profiles(file: &Path, started: SystemTime) -> Vec<(PathBuf, File)> {
     };
     let is_new = |file: &File| {
         let modified = file.metadata().and_then(|file| file.modified());
-        // File systems round times.
+        // File systems round times, so two seconds are allowed.
         modified.is_ok_and(|time| time + Duration::from_secs(2) >= started)
     };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -65,7 +66,7 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
     use std::os::unix::fs::{chown, symlink};
 
-    /// A pipe that nobody writes to would make the command hang, and a link or a file of
+    /// A pipe that no process writes to would make the command hang, and a link or a file of
     /// another user would have it read what that user chose.
     #[test]
     fn only_regular_files_of_the_user_are_profiles() {

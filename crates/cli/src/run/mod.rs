@@ -173,7 +173,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
 }
 
 /// Refuses a file for heap profiles that is a folder, or whose folder does not exist: the program
-/// could only be silent about it when it ends.
+/// could not report that when it ends.
 fn check_heap_file(file: &OsStr) -> Result<()> {
     let path = std::path::absolute(file)?;
     let wrong = if path.is_dir() {

@@ -10,9 +10,9 @@ use pinfold_malloc::settings::POLICY;
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Sets the policy of `--policy`, or else of the environment variable, for the calling thread.
-/// Returns `None` if there is no policy. So the variable also applies to programs without the
-/// library.
+/// Sets the policy of `--policy`, or else of the environment variable, for the calling thread, so
+/// that the variable also applies to programs without the library. Returns `None` if there is no
+/// policy.
 ///
 /// # Errors
 ///

@@ -129,8 +129,8 @@ impl Program {
     }
 }
 
-/// Returns whether a library of this name is a sanitizer's that brings an allocator. The dynamic
-/// loader takes a space or a colon for the end of a name.
+/// Returns whether a library of this name is a sanitizer's that brings an allocator. Refuses a name
+/// with a space or a colon, which the dynamic loader takes for the name's end, and a path.
 fn is_sanitizer(name: &str) -> bool {
     const NAMES: [&str; 6] = [
         "libasan.",

@@ -97,7 +97,8 @@ impl Relay {
     }
 }
 
-/// Makes the child begin with the signal actions that this process was started with.
+/// Makes the child begin with the default actions of SIGPIPE, SIGINT and SIGQUIT, which this
+/// process ignores.
 pub fn prepare_child(command: &mut Command) {
     // SAFETY: the closure calls only `signal`, which is allowed between fork and exec.
     unsafe {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A directory for statistics files. Dropping it removes it.
+/// A directory for statistics files. Dropping this value removes the directory.
 pub struct Directory {
     path: PathBuf,
 }

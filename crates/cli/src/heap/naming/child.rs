@@ -91,7 +91,7 @@ pub fn main() -> Result<ExitCode> {
 
 /// Limits what this process may use.
 fn limit(seconds: u64, files: u64) {
-    // The memory of a machine with little of it is not this process's alone.
+    // On a machine with little memory, leaves half of it to other processes.
     let ram = rustix::system::sysinfo();
     let ram = (ram.totalram as u64).saturating_mul(u64::from(ram.mem_unit));
     for (resource, most) in [
@@ -113,13 +113,13 @@ fn limit(seconds: u64, files: u64) {
     }
 }
 
-/// Takes the rights of this user instead of this process's own, as far as this process may, and
-/// gives up everything that only root may do.
+/// Takes the rights of user `uid` and group `gid` instead of this process's own, as far as this
+/// process may, and gives up everything that only root may do.
 fn give_up_rights(uid: u32, gid: u32) -> Result<()> {
     set_no_new_privs(true)?;
     let (uid, gid) = (Uid::from_raw(uid), Gid::from_raw(gid));
     let is_other = uid != geteuid() || gid != getegid();
-    // A user who may look at another user's process, but not become that user, reads by his own
+    // A user who may look at another user's process, but not become that user, reads with his own
     // rights.
     let may_change = set_thread_groups(&[]).is_ok();
     if is_other && may_change {
@@ -232,7 +232,8 @@ fn name_lines(out: &mut impl Write, wanted: &Wanted, elf: &Elf, debug: &Places<'
 fn addresses(file: &Parsed<'_>, wanted: &Wanted) -> Vec<(u32, u64)> {
     let places = wanted.places.iter();
     let converted = places.filter_map(|&(number, position)| {
-        // A return address is behind its call, which may be the function's last instruction.
+        // A return address is behind its call, which may be the function's last instruction. So
+        // this looks for the byte before it.
         Some((number, elf::address(file, position.checked_sub(1)?)?))
     });
     converted.collect()

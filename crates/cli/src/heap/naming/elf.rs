@@ -17,7 +17,7 @@ use std::io::{self, Read};
 /// than this in a section.
 const MOST_UNPACKED: u64 = 2 << 30;
 
-/// zlib packs at most 1,032 bytes into one. A size beyond that is false.
+/// zlib packs at most 1,032 bytes into one, so a stated size beyond that is false.
 const MOST_PACKED: u64 = 1032;
 
 type Bytes = ReadCache<File>;
@@ -76,7 +76,7 @@ pub fn separate(file: &Parsed<'_>, debug: &impl Debug) -> Option<Elf> {
     found.map(Elf::new)
 }
 
-/// Returns the checksum of a file, as a link to a file with debug information holds it.
+/// Returns the checksum of a file, as the section `.gnu_debuglink` holds it.
 fn sum_of(mut file: &File) -> io::Result<u32> {
     let mut crc = flate2::Crc::new();
     let mut piece = vec![0; 1 << 20];
@@ -125,14 +125,14 @@ impl<'f> Symbols<'f> {
             is_global: symbol.is_global(),
         });
         let mut rows: Vec<Symbol> = rows.collect();
-        // The last of the symbols that begin at one address is the one to take.
+        // `name` takes the last of the symbols that begin at one address.
         rows.sort_by_key(|row| (row.start, row.end, row.is_global));
         Symbols { file, rows }
     }
 
     /// Returns the name of the function at `address`, as the compiler wrote it.
     pub fn name(&self, address: u64) -> Option<String> {
-        // A function may lie within another one's part.
+        // The symbols to look at, because a function may lie within another one's range.
         const OUTER: usize = 8;
         let after = self.rows.partition_point(|row| row.start <= address);
         let before = self.rows[..after].iter().rev();
@@ -154,7 +154,7 @@ impl<'f> Symbols<'f> {
 
 /// Reads the sections with debug information.
 pub fn sections<'f>(file: &Parsed<'f>) -> Sections<'f> {
-    // A section that cannot be read is as one that is missing.
+    // A section that cannot be read counts as missing.
     let read = |id: SectionId| -> Result<Cow<'f, [u8]>, ()> {
         let section = file.section_by_name(id.name());
         let data = section.and_then(|section| section.compressed_data().ok());
@@ -206,11 +206,11 @@ impl<'s> Lines<'s> {
         Context::from_dwarf(dwarf).ok().map(Lines)
     }
 
-    /// Returns the functions at `address`, innermost first. A function without a name there has
-    /// none here.
+    /// Returns the functions at `address`, innermost first. A function without a name in the debug
+    /// information has an empty one.
     pub fn frames(&self, address: u64) -> Vec<Frame> {
         let mut frames = Vec::new();
-        // The search computes the address behind this one.
+        // The search computes the address behind this one, which would overflow.
         if address == u64::MAX {
             return frames;
         }

@@ -1,8 +1,8 @@
 //! Names the functions at addresses, in a process of its own.
 //!
 //! The observed process chose the files that the names come from. A file can be made so that its
-//! reader needs any memory or time, and a fault in the code that reads it could be used to take the
-//! reader over. So this command never reads such a file itself:
+//! reader needs any amount of memory or time, and a fault in the code that reads it could be used
+//! to take the reader over. So this command never reads such a file itself:
 //!
 //! 1. It writes the addresses and the files' places ([`Request`]) into a file without a name, and
 //!    starts itself again with the hidden subcommand `name-functions`.
@@ -78,7 +78,7 @@ const MOST_INLINED: usize = 128;
 const LONGEST_NAME: usize = 4096;
 
 /// The most bytes of one line of an answer: the names of all inlined functions, each byte of which
-/// may take six.
+/// may take six in JSON.
 const LONGEST_LINE: usize = MOST_INLINED * 2 * LONGEST_NAME * 6;
 
 /// The most bytes of all answers.
@@ -87,7 +87,7 @@ const MOST_BYTES: usize = 64 << 20;
 /// Whose profile it is.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Subject {
-    /// A process, by its number and its start.
+    /// A process, by its PID and its start time.
     Process { pid: u32, started: u64 },
     /// A file that a process has left. Its owner chose the places of the files.
     File { uid: u32, gid: u32 },
@@ -170,7 +170,7 @@ pub fn find(
     if places.is_empty() {
         return found;
     }
-    // A program can map one file many times.
+    // A program can map one file many times, so the mappings of a file share one entry.
     let mut numbers = HashMap::new();
     let mut files: Vec<(Wanted, Vec<usize>)> = Vec::new();
     for &(address, nth, position) in places {
@@ -360,7 +360,7 @@ fn start(request: &Request) -> io::Result<Child> {
         .current_dir("/")
         .stdin(Stdio::from(input))
         .stdout(Stdio::piped())
-        // A panic would be a message to the terminal, with parts of a foreign file.
+        // The message of a panic could show parts of a foreign file on the terminal.
         .stderr(Stdio::null())
         .spawn()
 }
@@ -368,7 +368,7 @@ fn start(request: &Request) -> io::Result<Child> {
 /// Waits until there is something to read, or the other end is closed. Returns false at the
 /// deadline, or when `patience` is over.
 fn wait(from: &ChildStdout, deadline: Instant, patience: &Patience) -> io::Result<bool> {
-    /// The time between two looks whether `patience` is over.
+    /// The time between two checks whether `patience` is over.
     const LOOK: Duration = Duration::from_millis(200);
     while !patience.is_over() {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -388,8 +388,8 @@ fn wait(from: &ChildStdout, deadline: Instant, patience: &Patience) -> io::Resul
     Ok(false)
 }
 
-/// Ends the naming process, at once unless its answer is whole. Returns `None` if the kernel does
-/// not let the process end: it may wait for a file system that does not answer.
+/// Ends the naming process: at once, or at `deadline` if its answer is whole. Returns `None` if the
+/// kernel does not let the process end: it may wait for a file system that does not answer.
 fn end(child: &mut Child, is_done: bool, deadline: Instant) -> Option<ExitStatus> {
     const TIME_TO_DIE: Duration = Duration::from_millis(500);
     const PAUSE: Duration = Duration::from_millis(2);
