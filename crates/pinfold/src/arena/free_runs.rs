@@ -307,8 +307,8 @@ impl FreeRuns {
         let first =
             (last - granules.next_multiple_of(unit).min(last)).max(head.next_multiple_of(unit));
         self.take_part(head, first, last - first);
-        // If the run is set aside, `take_back` reads its length here. SAFETY: the granules were
-        // taken from a free run above, and the lock is held.
+        // If the run is set aside, `take_back` reads its length here.
+        // SAFETY: the granules were taken from a free run above, and the lock is held.
         unsafe { (at(first).head, at(first).granules) = (first, (last - first) as u16) };
         Some((first, last - first))
     }
