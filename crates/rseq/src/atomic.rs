@@ -7,8 +7,8 @@
 //! * An operation on one word (`add`, `store`, `and`, `or`, `fetch_add`, `swap`,
 //!   `compare_exchange`) is one atomic instruction and takes no lock.
 //! * Each other operation that writes takes the lock in the unit's header. The lock is a word: 0
-//!   while free, otherwise a number that names the holder's thread. After [`TRIES`] attempts the
-//!   operation fails as it would on an empty or full stack, and the caller takes its slow path.
+//!   while free, otherwise the holder's [`token`]. After [`TRIES`] attempts the operation fails as
+//!   if the unit were missing, and the caller takes its slow path.
 #![allow(unsafe_code, reason = "works on the units' raw memory")]
 
 use crate::stack::STACK_ALIGN;
@@ -173,8 +173,8 @@ pub(crate) unsafe fn unlock_unit(unit: *mut u8) {
     unsafe { lock_word(unit) }.store(0, Release);
 }
 
-// The operations for a table without an `Area`. Each requires the same as its method of `Units`.
-// While no backend is chosen there is no unit, so they fail.
+// The operations of a table that has no `Area`. The safety requirements are those of the methods of
+// `Units` with the same names. Until a backend is chosen there is no unit, so they fail.
 
 /// Adds by one atomic instruction.
 #[cold]

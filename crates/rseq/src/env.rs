@@ -39,7 +39,8 @@ pub fn parsed<T>(name: &str, parse: impl FnOnce(&[u8]) -> Option<T>) -> Option<T
     parse(read(name, &mut [0; MAX_WORD])?)
 }
 
-/// Returns whether `name` is set to any value. Costs as much as [`read`].
+/// Returns whether `name` is set, to any value. Returns false if the process gained privileges by
+/// `exec`. Costs as much as [`read`].
 pub fn is_set(name: &str) -> bool {
     find(name, &mut []).is_some()
 }
@@ -67,7 +68,7 @@ pub fn lookup(name: &str) -> Option<&'static [u8]> {
         if let Some(value) = unsafe { value_of(name, text) } {
             return Some(value);
         }
-        // SAFETY: the entry was not the final null, so the array goes on behind it.
+        // SAFETY: the entry was not the final null, so another entry follows it.
         entry = unsafe { entry.add(1) };
     }
     None
@@ -80,7 +81,8 @@ fn is_privileged() -> bool {
 }
 
 /// Copies the value of `name` into `buffer` and returns its length. Returns `None` if the variable
-/// is not set, and `Some(None)` if its value does not fit.
+/// is not set or the process gained privileges by `exec`, and `Some(None)` if the value does not
+/// fit.
 fn find(name: &str, buffer: &mut [u8]) -> Option<Option<usize>> {
     // SAFETY: reads one word that the C library keeps valid.
     if unsafe { environ }.is_null() && !is_privileged() {

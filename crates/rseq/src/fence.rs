@@ -38,7 +38,7 @@ crate::error_texts! { FenceError:
 /// [`Units::quiesce`](crate::Units::quiesce) wait for the operations instead.
 ///
 /// Costs a system call and an interrupt to each other CPU that runs a thread of this process, some
-/// microseconds in all. Costs a load if the kernel has refused before. Keeps errno.
+/// microseconds in all. Costs three loads if the kernel has refused before. Keeps errno.
 ///
 /// # Errors
 ///
@@ -68,9 +68,10 @@ pub fn fence_is_refused() -> bool {
     backend() != Backend::Atomic && ANSWER.load(Relaxed) > WORKS
 }
 
-/// Asks the kernel whether it can fence, without fencing. Remembers a refusal.
+/// Asks the kernel whether it can fence, without fencing, and remembers a refusal. Always returns
+/// true on the atomic backend.
 ///
-/// Costs one system call, and one more the first time.
+/// Costs at most one system call, and one more the first time.
 pub fn can_fence() -> bool {
     if backend() == Backend::Atomic {
         return true;

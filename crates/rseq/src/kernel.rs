@@ -2,9 +2,9 @@
 //!
 //! Each function does what the C library's function of the same purpose does, with three
 //! differences: it calls the kernel itself (`syscall`), it leaves errno alone, and it is no
-//! cancellation point. Each returns the kernel's answer, or the error number. [`clock`] and
-//! [`page_size`] read what the kernel has put into the process, and need no system call where that
-//! is enough.
+//! cancellation point. Each returns the kernel's answer, or the error number. [`page_size`] reads
+//! the auxiliary vector, and [`clock`] calls the vDSO where it can, so both usually make no system
+//! call.
 #![allow(unsafe_code, reason = "calls the kernel")]
 
 use crate::syscall;
@@ -40,8 +40,8 @@ pub fn close(file: c_int) -> Answer<()> {
     unsafe { syscall(libc::SYS_close, [file as usize]) }.map(drop)
 }
 
-/// Closes descriptor `file`, which the caller owns, and makes its number a second descriptor of the
-/// file that `by` has open (`dup3`). The two numbers must differ.
+/// Makes `file`, a descriptor that the caller owns, refer to the open file of `by` (`dup3`), and
+/// closes the file that it referred to before. The two descriptors must differ.
 pub fn replace(file: c_int, by: c_int, flags: c_int) -> Answer<()> {
     let arguments = [by as usize, file as usize, flags as usize];
     // SAFETY: the call uses no memory of the process.
@@ -90,7 +90,7 @@ pub fn position(file: c_int) -> Answer<usize> {
 ///
 /// # Safety
 ///
-/// The kernel takes `argument` for a number, not for an address.
+/// `command` is one whose argument is a number, not an address.
 pub unsafe fn control(file: c_int, command: c_int, argument: c_int) -> Answer<c_int> {
     let arguments = [file as usize, command as usize, argument as usize];
     // SAFETY: the caller promises that the kernel takes the argument for a number.
@@ -115,8 +115,9 @@ pub fn set_size(file: c_int, size: usize) -> Answer<()> {
     unsafe { syscall(libc::SYS_ftruncate, [file as usize, size]) }.map(drop)
 }
 
-/// Allocates space for `size` bytes of a file, from `offset` on. Lengthens the file if it ends
-/// earlier, and changes no data. Fails with EOPNOTSUPP on file systems without this call.
+/// Allocates space for `size` bytes of a file, from `offset` on. Lengthens the file if it is
+/// shorter than `offset + size`, and changes no data. Fails with EOPNOTSUPP on file systems without
+/// this call.
 pub fn allocate(file: c_int, offset: usize, size: usize) -> Answer<()> {
     // SAFETY: the call uses no memory of the process.
     unsafe { syscall(libc::SYS_fallocate, [file as usize, 0, offset, size]) }.map(drop)
@@ -142,7 +143,7 @@ pub fn status(file: c_int) -> Answer<libc::stat> {
     status_by(file as usize, c"", libc::AT_EMPTY_PATH)
 }
 
-/// Returns the status of the file at `path`, or of the symbolic link there.
+/// Returns the status of the file at `path`. Does not follow a symbolic link there.
 pub fn status_of(path: &CStr) -> Answer<libc::stat> {
     status_by(HERE, path, libc::AT_SYMLINK_NOFOLLOW)
 }
@@ -205,25 +206,25 @@ pub fn page_size() -> usize {
     (unsafe { libc::getauxval(libc::AT_PAGESZ) }) as usize
 }
 
-/// Returns the number of this process. The kernel never refuses this call.
+/// Returns the PID of this process. The kernel never refuses this call.
 pub fn process() -> libc::pid_t {
     // SAFETY: the call takes no arguments.
     unsafe { syscall(libc::SYS_getpid, []) }.unwrap_or(0) as libc::pid_t
 }
 
-/// Returns the number of the calling thread. The kernel never refuses this call.
+/// Returns the TID of the calling thread. The kernel never refuses this call.
 pub fn thread() -> libc::pid_t {
     // SAFETY: the call takes no arguments.
     unsafe { syscall(libc::SYS_gettid, []) }.unwrap_or(0) as libc::pid_t
 }
 
-/// Returns the effective user of this process.
+/// Returns the effective user ID of this process.
 pub fn effective_user() -> Answer<libc::uid_t> {
     // SAFETY: the call takes no arguments.
     unsafe { syscall(libc::SYS_geteuid, []) }.map(|user| user as libc::uid_t)
 }
 
-/// Returns a limit of this process, or `None` if the kernel, or a filter in front of it, refuses.
+/// Returns this process's soft limit, or `None` if the kernel or a seccomp filter refuses.
 pub fn limit(resource: libc::__rlimit_resource_t) -> Option<libc::rlim_t> {
     let mut limit = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,
@@ -241,8 +242,8 @@ pub fn yield_now() {
     let _ = unsafe { syscall(libc::SYS_sched_yield, []) };
 }
 
-/// Changes the calling thread's set of blocked signals, of which bit 0 is signal 1. `how` is the
-/// argument of `sigprocmask` of that name. Returns the previous set.
+/// Changes the calling thread's signal mask, in which bit 0 stands for signal 1. `how` is as for
+/// `sigprocmask`. Returns the previous mask.
 pub fn block_signals(how: c_int, which: u64) -> Answer<u64> {
     let mut before = 0u64;
     let (new, old) = ((&raw const which) as usize, (&raw mut before) as usize);

@@ -18,10 +18,9 @@
 //! * **unit**: the memory of one index. [`Units`] holds the address of each index's unit, or null.
 //!   The first [`UNIT_HEADER`] bytes of a unit belong to this crate. The rest are 8-byte words,
 //!   addressed by their offset from the start of the unit.
-//! * **operation**: [`Units::add`], [`Units::add_within`], [`Units::load`],
-//!   [`Units::store_if_equal`], [`Units::pop`], [`Units::push`], [`Units::pop_batch`] or
-//!   [`Units::push_batch`]. Each works on the current index's unit, and takes effect completely or
-//!   not at all.
+//! * **operation**: [`Units::add`], [`Units::load`], [`Units::store_if_equal`], [`Units::pop`],
+//!   [`Units::push`] and the other methods of [`Units`] that take an offset. Each works on the
+//!   current index's unit, and takes effect completely or not at all.
 //! * **stack**: the array of pointers that `pop` and `push` work on. It lies in a block whose end
 //!   is a multiple of [`STACK_ALIGN`]; see [`stack`].
 //! * **fence**: [`fence()`] returns when every operation that began before the call, on any CPU,
@@ -30,8 +29,9 @@
 //! # Without restartable sequences
 //!
 //! Where the kernel, the C library or a sandbox does not offer restartable sequences, the same
-//! operations run on atomics: [`Units::add`] is one `fetch_add`, and each other operation that
-//! writes holds a lock in the unit's header for a few instructions. The results are the same. The
+//! operations run on the atomic backend. `add`, `store`, `and`, `or`, `fetch_add`, `swap`,
+//! `compare_exchange` and `try_compare_exchange` are one atomic instruction each. All others that
+//! write hold a lock in the unit's header for a few instructions. The results are the same. The
 //! operations are slower. An operation that finds the unit's lock taken fails as if the unit were
 //! missing.
 //!

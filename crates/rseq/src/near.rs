@@ -1,9 +1,9 @@
 //! Addresses of statics that fast paths use.
 //!
 //! The compiler loads the address of another crate's static from the global offset table, because
-//! the static could lie in another shared library. Not every linker turns that load into an
-//! addition. Fast paths are inlined into other crates, so each static that they name would cost one
-//! load. [`near!`](macro@crate::near) computes the address from the program counter instead.
+//! the static could lie in another shared library. Not every linker relaxes that load. Fast paths
+//! are inlined into other crates, so each static that they name would cost one load.
+//! [`near!`](macro@crate::near) computes the address from the program counter instead.
 
 /// Returns a `&'static $type` to the static `$at`, with its address computed from the program
 /// counter.

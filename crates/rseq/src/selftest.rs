@@ -149,7 +149,7 @@ fn operations_work(cs: isize, block: &mut Block) -> bool {
         unit.add(WORD / 8 + 1).write_volatile(6);
         let within =
             !area.add_within(WORD, 2) && area.add_within(WORD, 1) && area.add_within(WORD, -1);
-        // The limit of `add_within` serves as a second word, which is not needed any more.
+        // The limit of `add_within` is not needed any more, so its word serves as a second one.
         let fetched =
             area.fetch_add(WORD + 8, 2) == Some(6) && unit.add(WORD / 8 + 1).read_volatile() == 8;
         let no_match = !area.store_if_equal(WORD, 4, 9);

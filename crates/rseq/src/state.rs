@@ -121,7 +121,7 @@ crate::error_texts! { BackendError: BackendError => "not a backend: give off, cp
 pub enum Missing {
     /// Restartable sequences are in use.
     Nothing,
-    /// The user asked for atomics by `PINFOLD_RSEQ=off`.
+    /// The user asked for the atomic backend by `PINFOLD_RSEQ=off`.
     Disabled,
     /// This crate has no critical sections for the architecture.
     Architecture,
@@ -167,7 +167,7 @@ const ATOMIC: u8 = 2;
 const RSEQ_CPU: u8 = 3;
 const RSEQ_CID: u8 = 4;
 
-// `near!` needs it.
+// `near!` requires `#[used]`.
 #[used]
 pub(crate) static STATE: State = State {
     cs: AtomicIsize::new(0),
@@ -189,7 +189,7 @@ impl State {
         (cs, self.index.load(Relaxed))
     }
 
-    /// Returns whether operations run on atomics, either by choice or because no backend is chosen
+    /// Returns whether restartable sequences are not in use: the atomic backend is chosen, or none
     /// yet.
     pub(crate) fn is_atomic(&self) -> bool {
         // Acquire pairs with the release in `decide`: a thread that finds restartable sequences in
@@ -204,11 +204,11 @@ impl State {
 /// environment overrides `prefer`.
 ///
 /// A call that comes while another thread decides returns [`Backend::Atomic`]. So does a call from
-/// a signal handler that interrupted the deciding thread. The operations of both callers run on
-/// atomics until the backend is chosen.
+/// a signal handler that interrupted the deciding thread. The operations of both callers use no
+/// critical sections until the backend is chosen.
 ///
 /// Allocates nothing, and may run before `main` in the first allocation of a process. Costs a few
-/// microseconds the first time, then two loads.
+/// microseconds the first time, then a compare-exchange and a load.
 pub fn init(prefer: Index) -> Backend {
     if STATE
         .chosen
@@ -234,7 +234,7 @@ pub fn backend() -> Backend {
 /// Returns whether [`init`] has chosen. One load.
 pub fn decided() -> bool {
     // Acquire pairs with the releases in `decide` and `settle_atomic`: a thread that sees the
-    // decision also sees the offsets, or the reason for atomics.
+    // decision also sees the offsets, or why the backend is atomic.
     STATE.chosen.load(Acquire) > DECIDING
 }
 
@@ -343,8 +343,8 @@ impl Registration {
 
 /// Returns the index of the unit that operations would use now.
 ///
-/// The thread may have moved to another index by the time this returns. Costs one load with
-/// restartable sequences, and a call of `sched_getcpu` on atomics.
+/// The thread may have moved to another index by the time this returns. Costs three loads with
+/// restartable sequences, and a call of `sched_getcpu` otherwise.
 #[inline]
 pub fn current() -> usize {
     let (cs, index) = crate::near!(STATE, State).offsets();

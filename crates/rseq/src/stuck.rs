@@ -6,20 +6,20 @@
 //!
 //! The abort handler ends the operation in this case, in the same way as on an index without a
 //! unit. Each caller has a slow path for that, which needs no section, because any unit may be
-//! stopped at any moment. The handler knows the case in two ways:
+//! stopped at any moment. The handler recognises this case in two ways:
 //!
 //! * On x86-64 the processor's trap flag is set in a thread that is stepped. The handler ends the
 //!   operation at once.
-//! * Everywhere, every [`PATIENCE`]th abort ends the operation, whatever caused it. A caller that
-//!   tries once more then has all of the patience again, so one of these aborts alone has no effect
-//!   that a program could see, except that a pop may find nothing.
+//! * Everywhere, every [`PATIENCE`]th abort ends the operation, whatever caused it. If the caller
+//!   retries, its operation survives the next aborts. So ending an operation without need has one
+//!   visible effect: a pop may find nothing.
 //!
 //! One count serves all threads: a count for each thread would need thread-local storage, and a
 //! count of aborts in a row would need a store in the section.
 
 use core::sync::atomic::AtomicU32;
 
-/// Aborts in this process so far. Only abort handlers write it, by a plain load and a store.
+/// Counts this process's aborts. Abort handlers add to it without atomics, so it may miss some.
 pub(crate) static ABORTS: AtomicU32 = AtomicU32::new(0);
 
 /// Every abort whose number is a multiple of this ends the operation. A power of two.

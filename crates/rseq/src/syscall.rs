@@ -1,9 +1,9 @@
 //! System calls by the processor's instruction.
 //!
 //! A library that is preloaded, or a sanitizer in the program, may replace the C library's `mmap`,
-//! `close` and even `syscall`. Its function may allocate, take a lock, or wait until its own start
-//! is over, and all of these wait for the allocator. So the allocator calls the kernel itself. Such
-//! a call is no cancellation point, and leaves errno alone.
+//! `close` and even `syscall`. Its function may allocate, take a lock, or wait until it is
+//! initialised. Each of these may need the allocator. So the allocator calls the kernel itself.
+//! Such a call is no cancellation point, and leaves errno alone.
 #![allow(unsafe_code, reason = "calls the kernel")]
 
 use core::ffi::{c_int, c_long};

@@ -59,11 +59,11 @@ pub struct Units {
     home: [AtomicPtr<u8>; MAX_INDEX],
 }
 
-/// Runs an operation of a table: as a critical section, or on atomics.
+/// Runs an operation of a table: as a critical section, or on the atomic backend.
 macro_rules! either {
     ($units:expr, $operation:ident($($argument:expr),*)) => {
         // SAFETY: `area` returns a registered area and this table. The caller keeps the contract of
-        // the operation, which is that of both functions.
+        // the operation, which both functions share.
         unsafe {
             match $units.area() {
                 Some(area) => area.$operation($($argument),*),
@@ -135,8 +135,8 @@ impl Units {
     ///
     /// The unit belongs to the caller once the operations that have begun are over. That is after
     /// the next [`fence`](crate::fence()) with restartable sequences, and after
-    /// [`await_stopped`](Self::await_stopped) on atomics. An [`add`](Self::add) on atomics takes no
-    /// lock, so it may still reach the unit later.
+    /// [`await_stopped`](Self::await_stopped) on the atomic backend. There, an operation that takes
+    /// no lock, such as [`add`](Self::add), may still change the unit later.
     ///
     /// The caller serialises `stop`, [`resume`](Self::resume) and [`install`](Self::install). Costs
     /// one store.
@@ -144,7 +144,7 @@ impl Units {
         self.active[index].store(null_mut(), Release);
     }
 
-    /// On atomics, waits for the lock of a stopped `index`'s unit, and takes the lock.
+    /// On the atomic backend, waits for the lock of a stopped `index`'s unit, and takes the lock.
     ///
     /// Does nothing with restartable sequences, where the fence has ended the operations. Follow
     /// with [`resume`](Self::resume), which unlocks the unit.
@@ -172,7 +172,8 @@ impl Units {
         self.active[index].store(self.unit(index), Release);
     }
 
-    /// Puts a stopped `index` to use again, and unlocks its unit on atomics. A few memory accesses.
+    /// Puts a stopped `index` to use again, and unlocks its unit on the atomic backend. A few
+    /// memory accesses.
     pub fn resume(&self, index: usize) {
         let unit = self.unit(index);
         if !unit.is_null() && STATE.is_atomic() {
@@ -186,15 +187,15 @@ impl Units {
     /// Returns when every operation that began before the call has committed or was aborted.
     ///
     /// An aborted operation starts again, and sees everything that was written before the call.
-    /// Costs one [`fence`](crate::fence()) with restartable sequences. On atomics, takes the lock
-    /// of each unit below `indexes` once. An [`add`](Self::add) takes no lock there, so it may
-    /// commit after this returns.
+    /// Costs one [`fence`](crate::fence()) with restartable sequences. On the atomic backend, takes
+    /// the lock of each unit below `indexes` once. There, an operation that takes no lock, such as
+    /// [`add`](Self::add), may commit after this returns.
     ///
     /// # Errors
     ///
-    /// Returns [`FenceError`](crate::FenceError) if the kernel cannot fence. On atomics, returns it
-    /// with `EBUSY` if a unit's holder does not finish within a second, or if the caller is a
-    /// signal handler that interrupted the holder.
+    /// Returns [`FenceError`](crate::FenceError) if the kernel cannot fence. On the atomic backend,
+    /// returns it with `EBUSY` if a unit's holder does not finish within a second, or if the caller
+    /// is a signal handler that interrupted the holder.
     pub fn quiesce(&self, indexes: usize) -> Result<(), crate::FenceError> {
         if !STATE.is_atomic() {
             return crate::fence();
@@ -230,7 +231,8 @@ impl Units {
 
     /// Adds `n` to the word at `offset` of the current unit, wrapping.
     ///
-    /// Returns false if there is no unit. Costs a critical section, or on atomics a `fetch_add`.
+    /// Returns false if there is no unit. Costs a critical section, or on the atomic backend a
+    /// `fetch_add`.
     ///
     /// # Safety
     ///
@@ -245,8 +247,8 @@ impl Units {
     ///
     /// The limit is the next word. Both words count modulo 2^64: `limit - word`, as a signed
     /// number, is the room that is left. Returns false and adds nothing if the room is less than
-    /// `n`, if there is no unit, or (on atomics) if the unit is locked. Costs one critical section,
-    /// or a lock on atomics.
+    /// `n`, if there is no unit, or (on the atomic backend) if the unit is locked. Costs one
+    /// critical section, or a lock on the atomic backend.
     ///
     /// The add is a release: a thread that reads the new word by an acquire load sees everything
     /// that this thread did before.
@@ -263,7 +265,8 @@ impl Units {
     /// Returns the word at `offset` of the current unit, or `None` if there is no unit.
     ///
     /// By the time this returns, the thread may have moved to another index. Follow with
-    /// [`store_if_equal`](Self::store_if_equal), which compares again. Costs three loads.
+    /// [`store_if_equal`](Self::store_if_equal), which compares again. Costs five loads with
+    /// restartable sequences.
     ///
     /// # Safety
     ///
@@ -283,8 +286,8 @@ impl Units {
 
     /// Stores `new` at `offset` of the current unit if the word there equals `expected`.
     ///
-    /// Returns false and stores nothing if the word differs, if there is no unit, or (on atomics)
-    /// if the unit is locked. Costs one critical section, or a lock on atomics.
+    /// Returns false and stores nothing if the word differs, if there is no unit, or (on the atomic
+    /// backend) if the unit is locked. Costs one critical section, or a lock on the atomic backend.
     ///
     /// # Safety
     ///
@@ -297,8 +300,9 @@ impl Units {
 
     /// Takes the top pointer off the [`stack`](crate::stack) at `offset`.
     ///
-    /// Returns null if the stack is empty, if there is no stack, if there is no unit, or (on
-    /// atomics) if the unit is locked. Costs one critical section, or a lock on atomics.
+    /// Returns null if the stack is empty, if there is no stack, if there is no unit, or (on the
+    /// atomic backend) if the unit is locked. Costs one critical section, or a lock on the atomic
+    /// backend.
     ///
     /// # Safety
     ///
@@ -312,8 +316,9 @@ impl Units {
 
     /// Puts `item`, which is not null, on the stack at `offset`.
     ///
-    /// Returns false if the stack is full, if there is no stack, if there is no unit, or (on
-    /// atomics) if the unit is locked. Costs one critical section, or a lock on atomics.
+    /// Returns false if the stack is full, if there is no stack, if there is no unit, or (on the
+    /// atomic backend) if the unit is locked. Costs one critical section, or a lock on the atomic
+    /// backend.
     ///
     /// # Safety
     ///
@@ -327,7 +332,7 @@ impl Units {
     ///
     /// Writes the top pointer to the front of `items`. Returns the number of pointers taken, which
     /// is 0 where [`pop`](Self::pop) would return null. Costs one critical section with a loop, or
-    /// a lock on atomics.
+    /// a lock on the atomic backend.
     ///
     /// # Safety
     ///
@@ -344,7 +349,7 @@ impl Units {
     ///
     /// Starts with the front of `items`. Returns the number of pointers put, which is 0 where
     /// [`push`](Self::push) would return false. Costs one critical section with a loop, or a lock
-    /// on atomics.
+    /// on the atomic backend.
     ///
     /// # Safety
     ///
@@ -368,7 +373,7 @@ impl Units {
     /// and until a unit is installed. Two loads.
     ///
     /// For a fast path that must contain no call: its slow path calls the operations of this type,
-    /// which also work on atomics.
+    /// which also work on the atomic backend.
     #[inline(always)]
     pub fn area(&self) -> Option<Area> {
         let area = self.area_unchecked();
@@ -379,7 +384,7 @@ impl Units {
     ///
     /// # Safety
     ///
-    /// [`learn`](Self::learn) has returned offsets, or [`install`](Self::install) was called while
+    /// [`learn`](Self::learn) has returned `Some`, or [`install`](Self::install) was called while
     /// [`backend`](crate::backend) was not [`Backend::Atomic`](crate::Backend::Atomic).
     #[inline(always)]
     pub unsafe fn known_area(&self) -> Area {
@@ -407,7 +412,8 @@ impl Units {
             return None;
         }
         self.index.store(index, Relaxed);
-        // Release pairs with the acquire in `offsets`: a thread that reads `cs` also reads `index`.
+        // Release pairs with the acquire in `area_unchecked`: a thread that reads `cs` also reads
+        // `index`.
         self.cs.store(cs, Release);
         Some((cs, index))
     }

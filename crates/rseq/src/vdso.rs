@@ -1,6 +1,6 @@
-//! The clock, read by the kernel's function in the process: the vDSO.
+//! Reads clocks through the vDSO, the kernel's code that is mapped into the process.
 //!
-//! The C library's `clock_gettime` calls that function too, but another library may have replaced
+//! The C library's `clock_gettime` calls the vDSO too, but another library may have replaced
 //! `clock_gettime` by a function that allocates, or that is not ready yet.
 #![allow(
     unsafe_code,
@@ -26,7 +26,7 @@ static FUNCTION: AtomicUsize = AtomicUsize::new(0);
 const NONE: usize = 1;
 
 /// Returns the time of a clock. Makes no system call where the kernel offers a vDSO that can read
-/// the machine's clock.
+/// that clock.
 #[inline(never)]
 pub fn clock(clock: libc::clockid_t) -> libc::timespec {
     let mut now = libc::timespec {
@@ -126,7 +126,7 @@ unsafe fn find(image: usize, name: &CStr) -> Option<usize> {
     }
 }
 
-/// Returns the numbers of the symbols whose hash falls into the same bucket as that of `name`.
+/// Returns the indexes of the symbols whose hash falls into the same bucket as that of `name`.
 /// Returns `None` if the bucket is empty.
 ///
 /// # Safety

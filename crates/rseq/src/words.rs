@@ -7,8 +7,8 @@
 use crate::atomic;
 use crate::units::{Units, either};
 
-/// The bytes from the start of a ring to the word that its reader advances. The word lies in
-/// another cache line than the ring's head, which the operations write.
+/// The bytes from the start of a ring to the word that its reader advances. The word is not in the
+/// cache line of the ring's head, which the operations write.
 pub const RING_TAIL: usize = 64;
 /// The bytes from the start of a ring to its first slot.
 pub const RING_SLOTS: usize = 128;
@@ -32,12 +32,12 @@ pub enum Append {
     Done,
     /// The ring is full.
     Full,
-    /// There is no unit, or (on atomics) the unit is locked.
+    /// There is no unit, or (on the atomic backend) the unit is locked.
     NoUnit,
 }
 
-/// Operations on one word. On atomics each is one atomic instruction and takes no lock, so it fails
-/// only if there is no unit.
+/// Operations on one word. On the atomic backend each is one atomic instruction and takes no lock,
+/// so it fails only if there is no unit.
 ///
 /// Each store is a release: a thread that reads the new word by an acquire load sees everything
 /// that this thread did before. The atomic instructions that read and write also acquire.
@@ -47,8 +47,8 @@ impl Units {
     ///
     /// # Safety
     ///
-    /// The same as for [`add`](Self::add). Also, on atomics no operation that takes a lock works on
-    /// the word.
+    /// The same as for [`add`](Self::add). Also, on the atomic backend no operation that takes a
+    /// lock works on the word.
     #[inline]
     pub unsafe fn store(&self, offset: usize, value: u64) -> bool {
         either!(self, store(offset, value))
@@ -130,14 +130,14 @@ impl Units {
     }
 }
 
-/// Operations on several words. On atomics each takes the unit's lock, and fails if the lock is
-/// taken.
+/// Operations on several words. On the atomic backend each takes the unit's lock, and fails if the
+/// lock is taken.
 impl Units {
     /// Stores the pair `new` in the two words at `offset` if they equal `expected`.
     ///
-    /// Returns false and stores nothing if a word differs, if there is no unit, or (on atomics) if
-    /// the unit is locked. Another thread that reads the words may see one of them old and one new.
-    /// Costs one critical section, or a lock on atomics.
+    /// Returns false and stores nothing if a word differs, if there is no unit, or (on the atomic
+    /// backend) if the unit is locked. Another thread that reads the words may see one of them old
+    /// and one new. Costs one critical section, or a lock on the atomic backend.
     ///
     /// # Safety
     ///
@@ -158,11 +158,11 @@ impl Units {
     /// Stores `value` in the word at `other` and then `new` in the word at `offset`, if the word at
     /// `offset` is `expected`.
     ///
-    /// Returns false if the word at `offset` differs, if there is no unit, or (on atomics) if the
-    /// unit is locked. The word at `offset` stays as it was then. The word at `other` may have
-    /// changed, so it must have no meaning until the word at `offset` says so. A thread that reads
-    /// `new` by an acquire load also sees `value`. Costs one critical section, or a lock on
-    /// atomics.
+    /// Returns false if the word at `offset` differs, if there is no unit, or (on the atomic
+    /// backend) if the unit is locked. In these cases the word at `offset` is unchanged, but the
+    /// word at `other` may have changed, so it must have no meaning until the word at `offset` says
+    /// so. A thread that reads `new` by an acquire load also sees `value`. Costs one critical
+    /// section, or a lock on the atomic backend.
     ///
     /// # Safety
     ///
@@ -185,8 +185,8 @@ impl Units {
     /// Stores `new` in the word at `offset`, if that word is `expected` and the word at `other` is
     /// `other_expected`.
     ///
-    /// Returns false and stores nothing if a word differs, if there is no unit, or (on atomics) if
-    /// the unit is locked. Costs one critical section, or a lock on atomics.
+    /// Returns false and stores nothing if a word differs, if there is no unit, or (on the atomic
+    /// backend) if the unit is locked. Costs one critical section, or a lock on the atomic backend.
     ///
     /// # Safety
     ///
@@ -208,8 +208,8 @@ impl Units {
     /// Puts `item` at the head of the list at `offset`, and writes the old head into the first word
     /// of `item`.
     ///
-    /// Returns false if there is no unit, or (on atomics) if the unit is locked. Costs one critical
-    /// section, or a lock on atomics.
+    /// Returns false if there is no unit, or (on the atomic backend) if the unit is locked. Costs
+    /// one critical section, or a lock on the atomic backend.
     ///
     /// # Safety
     ///
@@ -225,8 +225,8 @@ impl Units {
 
     /// Takes the first item off the list at `offset`.
     ///
-    /// Returns null if the list is empty, if there is no unit, or (on atomics) if the unit is
-    /// locked. Costs one critical section, or a lock on atomics.
+    /// Returns null if the list is empty, if there is no unit, or (on the atomic backend) if the
+    /// unit is locked. Costs one critical section, or a lock on the atomic backend.
     ///
     /// # Safety
     ///
@@ -240,7 +240,7 @@ impl Units {
     /// is the address of the next, or 0.
     ///
     /// Returns null where [`list_pop`](Self::list_pop) does. Costs one critical section, or a lock
-    /// on atomics.
+    /// on the atomic backend.
     ///
     /// # Safety
     ///
@@ -263,7 +263,8 @@ impl Units {
     /// `size` bytes of slots. A reader loads the head with acquire, reads slots, and stores the
     /// tail with release. One thread at a time may read a ring, and it may run on any CPU.
     ///
-    /// Costs one critical section with a loop over the record's words, or a lock on atomics.
+    /// Costs one critical section with a loop over the record's words, or a lock on the atomic
+    /// backend.
     ///
     /// # Safety
     ///

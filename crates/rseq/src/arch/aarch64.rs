@@ -75,14 +75,14 @@ pub(crate) unsafe fn read_index(offset: isize) -> u32 {
 ///
 /// * On entry to the body, `x9` holds the address of the current unit. The body may change `x9` to
 ///   `x11`.
-/// * The body ends with its committing store, or branches to `{fail}` if there is nothing to do,
-///   where the function returns false. The abort handler also branches there if the section cannot
+/// * The body ends with its committing store, or branches to `{fail}`, where the function returns
+///   false, if there is nothing to do. The abort handler also branches there if the section cannot
 ///   end (`stuck`).
 /// * A body with `else` branches to the label 6 instead. There, the instruction behind `else` sets
-///   the result. It stands before the abort handler, away from the common path.
+///   the result. The code at label 6 stands before the abort handler, away from the common path.
 /// * Registers that only this architecture's body needs stand in braces.
-/// * The instruction behind `then` stands behind the section. It may start the section again by a
-///   branch to label 5, the abort handler.
+/// * The instruction behind `then` follows the section. It may start the section again by a branch
+///   to label 5, the abort handler.
 ///
 /// The abort handler and the code at label 6 lie inside the function, and the function jumps over
 /// them. In another text section, label 6 would be out of the range of a conditional branch.
@@ -357,8 +357,8 @@ macro_rules! body {
         template!($operands [
             "add x9, x9, {offset}",
             "add x11, x9, #{tail}",
-            // Acquire: the consumer has read the slots below the tail before this section
-            // writes to one of them.
+            // Acquire: the reader has read the slots below the tail before this section writes to
+            // one of them.
             "ldar {left}, [x11]",
             "ldr x11, [x9]",
             "sub {left}, x11, {left}",

@@ -2,21 +2,22 @@
 //! the contract of each section. One file per architecture has the instructions.
 //!
 //! `docs/rseq.md` gives every section in pseudocode. In an architecture's file, the macro `body!`
-//! is the table of the sections' bodies, and the macro `template!` makes a section of a body. It
-//! stores the address of the section's descriptor, which tells the kernel where the section begins
-//! and ends. Then it runs the body. After an abort it starts again from the store.
+//! is the table of the sections' bodies, and the macro `template!` turns a body into a section. A
+//! section first stores the address of its descriptor, which tells the kernel where the section
+//! begins and ends. Then it runs the body. After an abort it starts again from the store.
 //!
 //! # Safety
 //!
 //! Every section demands this from its caller:
 //!
-//! * The [`Area`] is what its fields' documentation says.
+//! * The fields of the [`Area`] are what their documentation says.
 //! * Every unit has a word at `offset`, which is a multiple of 8 and at least
 //!   [`UNIT_HEADER`](crate::UNIT_HEADER). The documentation of a section says which other words or
 //!   memory it needs.
 //!
-//! In return, a section writes nothing but the memory that it is named for. What it writes before
-//! its commit has no meaning until then, so an abort does no harm.
+//! In return, a section writes only `rseq_cs`, `ABORTS`, and the words and memory that its
+//! documentation names. What it writes before its commit has no meaning until then, so an abort
+//! does no harm.
 #![allow(unsafe_code, reason = "this is where the assembly lives")]
 #![cfg_attr(
     not(any(target_arch = "x86_64", target_arch = "aarch64")),
@@ -67,7 +68,7 @@ pub struct Area {
 /// | `-> Option` | the word as it was, or `None` if there is no unit |
 /// | `-> register: Type` | what the body leaves in the register |
 ///
-/// Behind the result stand operands that are no arguments.
+/// Operands that are not arguments follow the result.
 macro_rules! section {
     (
         $(#[$doc:meta])*
@@ -141,7 +142,8 @@ macro_rules! section {
     };
 }
 
-/// The critical sections, each for an operation of [`Units`](crate::Units) with the same name.
+/// The critical sections. Each except `pop_counted` serves the operation of [`Units`](crate::Units)
+/// with the same name.
 impl Area {
     section!(pub(crate) add(n: u64) -> bool);
     section!(

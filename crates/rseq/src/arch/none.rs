@@ -1,6 +1,6 @@
 //! Architectures without critical sections. The atomic backend does all the work.
 //!
-//! `registration` returns `None`, so no code calls the functions below it.
+//! `registration` returns `None`, so no code calls `read_index` or `spin_until_aborted`.
 
 use crate::state::Registration;
 

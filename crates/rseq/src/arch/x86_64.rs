@@ -79,11 +79,11 @@ pub(crate) unsafe fn read_index(offset: isize) -> u32 {
 ///
 /// * On entry to the body, `rax` holds the address of the current unit. The body may change `rax`
 ///   and `rcx`.
-/// * The body ends with its committing store, or jumps to `{fail}` if there is nothing to do, where
-///   the function returns false. The abort handler also jumps there if the section cannot end
+/// * The body ends with its committing store, or jumps to `{fail}`, where the function returns
+///   false, if there is nothing to do. The abort handler also jumps there if the section cannot end
 ///   (`stuck`).
 /// * A body with `else` jumps to the label 6 instead. There, the instruction behind `else` sets the
-///   result. It stands behind the abort handler, away from the common path.
+///   result. The code at label 6 stands behind the abort handler, away from the common path.
 /// * Registers that only this architecture's body needs stand in braces.
 macro_rules! template {
     ($operands:tt $body:tt else $none:literal) => {

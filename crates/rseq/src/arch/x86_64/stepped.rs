@@ -2,8 +2,8 @@
 
 use core::arch::global_asm;
 
-// A function of its own, because it has the word on the stack in its unwinding table. In the middle
-// of other code, a walk of the stack that begins between the two instructions would go astray.
+// A separate function, so that its unwinding table can describe the pushed word. In inlined code,
+// an unwinder that starts between the two instructions would compute a wrong frame.
 global_asm!(
     ".pushsection .text.pinfold_rseq_flags, \"ax\", @progbits",
     ".hidden pinfold_rseq_flags",
