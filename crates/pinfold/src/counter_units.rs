@@ -12,8 +12,8 @@
 //! ```
 //!
 //! The first slow path that runs on a CPU installs the CPU's unit, for the life of the process. On
-//! a machine with several nodes a unit's pages lie on the CPU's node, whatever the process's memory
-//! policy is.
+//! a machine with several nodes, [`place_near`] puts a unit's pages on the CPU's node, whatever the
+//! process's memory policy is.
 
 mod lazy;
 
@@ -29,8 +29,8 @@ use pinfold_rseq::{
     Backend, Index, MAX_INDEX, UNIT_HEADER, Units, backend, current, near, possible,
 };
 
-/// The units of all per-CPU memory except the slab layer's.
-// `near!` needs it.
+/// The units of all per-CPU memory except that of `cache_units`.
+// `near!` requires `#[used]`.
 #[used]
 pub(crate) static COUNTER_UNITS: Units = Units::new();
 
@@ -185,8 +185,8 @@ fn alignment(words: usize) -> (usize, usize) {
 /// Returns `None` if there is no room or no memory, while another thread forks, and in a signal
 /// handler that may not wait for this module's lock.
 ///
-/// Takes this module's lock, and writes one bit for each word. Reads the bits from a hint on to the
-/// first room. The first call maps the units.
+/// Takes this module's lock, and writes one bit for each word. Reads the bits from a hint up to the
+/// first free run. The first call maps the units.
 pub(crate) fn alloc(size: usize) -> Option<usize> {
     alloc_in(SPACE.lock_or_divert()?, size)
 }
@@ -228,8 +228,8 @@ pub(crate) unsafe fn free(offset: usize, size: usize) {
             }
         }
     }
-    // The lock refuses a signal handler that may not wait for it. In this rare case the block is
-    // lost.
+    // The lock refuses a signal handler that may not wait for it. In this rare case the block
+    // leaks.
     if let Some(mut space) = SPACE.lock() {
         let from = offset / WORD;
         space.set(from, words, false);
@@ -258,7 +258,7 @@ pub(crate) fn word_at(unit: usize, offset: usize) -> &'static AtomicU64 {
 /// computed once.
 ///
 /// The caller passes offsets of blocks of [`alloc`] that have `N` words, and at most `possible()`
-/// as the unit. Blocks exist.
+/// as the unit. At least one block was allocated before.
 #[inline]
 pub(crate) fn blocks_of<const N: usize>(
     unit: usize,
@@ -317,8 +317,8 @@ pub(crate) fn for_each_used<const N: usize>(offset: usize, mut f: impl FnMut(&[A
 
 /// Installs the unit of the index on which the thread runs, and returns the index.
 ///
-/// Returns `None` if the units are not mapped yet, or if the system did not announce the index at
-/// the start.
+/// Returns `None` if the units are not mapped yet, or if the index is [`possible`] or
+/// more.
 pub(crate) fn install_here() -> Option<usize> {
     let index = current();
     if index >= possible() || BASE.load(Acquire) == 0 {

@@ -16,7 +16,7 @@ const TRIES: u32 = if cfg!(loom) { 1 } else { 8 };
 ///
 /// An add is a plain store, which may wait in its CPU's store buffer while later loads go ahead.
 /// Two threads that each add and then sum could both miss the other's add. This fence pairs with
-/// the one in the other thread's sum: one of the two fences comes first, and the sum behind the
+/// the one in the other thread's sum: one of the two fences comes first, and the sum after the
 /// second fence sees both adds.
 #[inline]
 pub(crate) fn order_own_adds() {
@@ -76,7 +76,7 @@ impl PerCpuCounter {
     ///
     /// The loop ends, because only two kinds of adds still move a word: those that had begun before
     /// the freeze, at most one on each CPU, and those in shards that become active meanwhile. The
-    /// next turn freezes these shards too.
+    /// next iteration freezes these shards too.
     #[cold]
     #[inline(never)]
     pub(super) fn sum_frozen(&self, shards: Shards) -> i64 {
@@ -104,8 +104,8 @@ impl PerCpuCounter {
     /// a thread of this process, for some microseconds. Takes the counter's
     /// locks. Adds do not wait for these locks. Not for signal handlers.
     ///
-    /// If the fence fails, no add is lost or counted twice either. But a [`sum`](Self::sum) at the
-    /// same time may see the old value a little longer.
+    /// Even if the fence fails, no add is lost or counted twice, but a concurrent
+    /// [`sum`](Self::sum) may see the old value a little longer.
     #[inline(never)]
     pub fn swap(&self, value: i64) -> i64 {
         let Some(shards) = self.shards_or_alloc() else {
@@ -144,9 +144,9 @@ impl PerCpuCounter {
     /// | nearer | the locks, while adds go to the base for a moment |
     /// | too close to decide even then | a fence: an interrupt to each CPU that runs this process |
     ///
-    /// The call may refuse although the amount fits in two cases: in a signal handler that
-    /// interrupted a slow path of this library, and near the limit if the fence fails. Near means
-    /// that less than the batches of all CPUs together is left.
+    /// In two cases the call may refuse an amount that fits: in a signal handler that interrupted a
+    /// slow path of this library, and near the limit if the fence fails. Near means that less than
+    /// the batches of all CPUs together is left.
     ///
     /// ```
     /// use pinfold::counter::PerCpuCounter;
@@ -160,7 +160,7 @@ impl PerCpuCounter {
         if amount == 0 {
             return true;
         }
-        // Refuses without a lock if no value within the bound leaves enough.
+        // Refuses without a lock if no value within the bound leaves room for `amount`.
         let (read, bound) = self.read_with_bound();
         if passes(read.saturating_sub(slack(bound, amount)), limit, amount) {
             return false;
@@ -171,8 +171,8 @@ impl PerCpuCounter {
         let Some(_held) = stripe::hold_all_or_refuse(shards.offset()) else {
             return false;
         };
-        // While the locks are held, no total moves and no limit is raised. So the value stays
-        // within the drift of the base and the totals.
+        // While the locks are held, no total moves and no limit is raised. So the value differs
+        // from the base plus the totals by at most the drift.
         let farthest = (shards.folded().net()).wrapping_add(slack(shards.drift(), amount));
         self.add_base_within(farthest, limit, amount)
             || self.limited_add_frozen(shards, limit, amount)
@@ -259,8 +259,8 @@ impl PerCpuCounter {
         Ok(())
     }
 
-    /// Raises the batch to `batch` if it is lower. Needs no fence and waits for no lock. Returns
-    /// false, with nothing changed, if another thread holds one of the counter's locks.
+    /// Raises the batch to at least `batch`. Needs no fence and waits for no lock. Returns false,
+    /// with nothing changed, if the counter has no shards or another thread holds one of its locks.
     pub(crate) fn try_raise_batch(&self, batch: u64) -> bool {
         let Some(shards) = self.shards() else {
             return false;

@@ -12,8 +12,8 @@ use crate::lock::{Hooks, Rank, Taken};
 
 /// Makes each fork wait for folds, for freezes, and for threads that allocate in the units.
 ///
-/// Returns false as long as a fork could still copy a counter half made. Until then, the caller
-/// must not give the counter a block.
+/// Returns false while a fork could still copy a half-made counter. In this case, the caller must
+/// not give the counter a block.
 pub(crate) fn register() -> bool {
     static HOOKS: [Hooks; 2] = [
         Hooks {
@@ -38,8 +38,8 @@ pub(crate) fn register() -> bool {
     fork::register(&HOOKS) && counter_units::register_fork()
 }
 
-/// Calls `f` until it returns a value. Gives up if `f` fails although no other thread forks, and no
-/// other thread has been registering the hooks for a while. Not for signal handlers.
+/// Calls `f` until it returns a value. Gives up after 1000 failures, not counting those during
+/// which another thread forked. Not for signal handlers.
 pub(crate) fn outlast<T>(mut f: impl FnMut() -> Option<T>) -> Option<T> {
     let mut tries = 0;
     loop {

@@ -5,7 +5,8 @@
 //!
 //! 1. It takes [`FREEZE`] from every limit. An add that begins now finds no headroom, and goes to
 //!    the counter's base.
-//! 2. If an add that began earlier may still be under way, it waits for that add by the fence.
+//! 2. If an add that began earlier may still be under way, it fences, which ends that add. A sum
+//!    does not fence, but collects again until no word moves.
 
 use super::primitive::{backend, current, fence_index, possible};
 use super::shards::{FREEZE, Shards};
@@ -37,7 +38,7 @@ impl Shards {
     ///
     /// With CPU numbers, fences only the CPUs that may have an add under way. A concurrency id
     /// names no CPU. So with concurrency ids a fence interrupts every CPU that runs a thread of
-    /// this process, also a spared one.
+    /// this process, even a spared one.
     pub(super) fn quiesce_sparing(self, spared: impl Fn(usize) -> bool) -> bool {
         if backend() != Backend::Rseq(Index::Cpu) {
             return self.quiesce();
@@ -53,8 +54,8 @@ impl Shards {
     ///
     /// These are the active shards, without that of the caller's CPU: there, the kernel aborted any
     /// other thread's add when it let the caller run. The aborted add starts again, and finds no
-    /// headroom. On atomics, a preempted add goes on later, although another thread has run on its
-    /// CPU in between.
+    /// headroom. On the atomic backend, a preempted add goes on later, although another thread has
+    /// run on its CPU in between.
     fn active_elsewhere(self) -> impl Iterator<Item = usize> {
         let here = (backend() != Backend::Atomic).then(current);
         self.active().filter(move |&unit| Some(unit) != here)
@@ -67,7 +68,7 @@ impl Shards {
 /// prevent this. The end of the freeze must not raise the limits of such a shard. So the bits tell
 /// which shards the thread has frozen.
 ///
-/// The bits take a kilobyte of stack, a quarter of what counting may take. So functions that have a
+/// The bits take a kilobyte, a quarter of the stack that counting may use. So functions that have a
 /// `Frozen` are not inlined into others.
 pub(super) struct Frozen([u64; MAX_INDEX / 64]);
 
@@ -85,7 +86,7 @@ pub(super) struct Freeze<'f> {
 }
 
 impl Freeze<'_> {
-    /// Freezes the active shards that this does not keep frozen yet.
+    /// Freezes the active shards that `self` has not frozen yet.
     pub(super) fn extend(&mut self) {
         for unit in self.shards.active() {
             let (bits, bit) = (&mut self.frozen.0[unit / 64], 1 << (unit % 64));

@@ -65,8 +65,8 @@ impl PerCpuHistogram {
         }
     }
 
-    /// Adds `n` to the word at `at` in the block, which is at `block` if it was allocated before.
-    /// Returns false if it cannot be allocated.
+    /// Adds `n` to the word at `at` in the block. `block` is the block's offset, or `None` if it is
+    /// not allocated yet. Returns false if it cannot be allocated.
     #[inline]
     fn add(&self, block: Option<usize>, at: usize, n: u64) -> bool {
         // SAFETY: `offset` is that of this histogram's block, and `at` is below its size. The block
@@ -90,7 +90,7 @@ impl PerCpuHistogram {
     /// Returns the counts: each bucket's count is at least what it was when the call began, and at
     /// most what it was when the call ended.
     ///
-    /// Reads 15 KiB for each CPU that has recorded anything in this process, and interrupts no CPU.
+    /// Reads 15 KiB for each CPU that has counted anything in this process, and interrupts no CPU.
     ///
     /// The snapshot itself is 15 KiB too. This is the only operation of this module that takes more
     /// than 2 KiB of stack.
@@ -113,8 +113,8 @@ impl PerCpuHistogram {
 
 impl Drop for PerCpuHistogram {
     fn drop(&mut self) {
-        // SAFETY: `record_slow` allocated the block with this size. `drop` has the only reference,
-        // so no thread records in the block any more.
+        // SAFETY: `add_slow` allocated the block with this size. `drop` has the only reference, so
+        // no thread records in the block any more.
         unsafe { self.block.free(SIZE) };
     }
 }

@@ -5,8 +5,8 @@
 //!
 //! * A process may be killed at any instruction, and the others go on. So no operation may leave a
 //!   lock taken, or an amount in two places or in none.
-//! * One process may use restartable sequences and another one atomics. Neither protects its words
-//!   from the other.
+//! * One process may use restartable sequences and another one atomics. Neither method protects a
+//!   word from the other.
 //! * Concurrency ids belong to one process. Two processes use the same id on two CPUs.
 //!
 //! So an add is one locked instruction on a word of the CPU's own, in every process. A killed
@@ -87,7 +87,7 @@ pub enum SharedError {
         /// The size that it needs.
         needed: u64,
     },
-    /// The file has another content: of another program, or of another version of this library.
+    /// The content of the file is another program's, or that of another version of this library.
     Layout {
         /// The first eight bytes of the file.
         found: u64,
@@ -182,7 +182,7 @@ fn lane_bytes(count: usize) -> usize {
 /// Makes the file at least `wanted` bytes large. Never makes it smaller, because another process
 /// may have mapped it meanwhile.
 fn grow(fd: i32, wanted: usize) -> Answer<()> {
-    // Allocates the last byte alone. That changes no data, and only the size of a smaller file.
+    // Allocates the last byte alone. That changes no data, and lengthens only a smaller file.
     match kernel::allocate(fd, wanted - 1, 1) {
         // Some file systems do not have the call.
         Err(libc::EOPNOTSUPP | libc::ENOSYS) => kernel::set_size(fd, wanted),
@@ -259,8 +259,8 @@ impl SharedCounters {
 
     /// Writes the header of a new file, or compares it. Returns the number of lanes.
     ///
-    /// Each word is exchanged for 0. So several processes write one header, and a process that is
-    /// killed here leaves a header that the next one completes.
+    /// Each word is written by a compare-exchange from 0. So several processes write one header,
+    /// and a process that is killed here leaves a header that the next one completes.
     fn agree(&self, count: usize, lanes: usize) -> Result<usize, SharedError> {
         let settle = |word: usize, wanted: u64| {
             // Relaxed: the words say nothing about other memory, which begins as zeroes.
@@ -315,7 +315,7 @@ impl SharedCounters {
         if used.load(Relaxed) & 1 << (lane % 64) == 0 {
             used.fetch_or(1 << (lane % 64), Relaxed);
         }
-        // The release of the add orders it behind the bit: a sum that sees the add through another
+        // The release of the add orders it after the bit: a sum that sees the add through another
         // word also finds the lane.
         let [up, down] = self.pair(lane, nth);
         let word = if n >= 0 { up } else { down };
@@ -355,9 +355,9 @@ impl SharedCounters {
         let tried = || (0..TRIES).find_map(|_| try_sum());
         let sum = tried().unwrap_or_else(|| {
             loop {
-                // Another sum may end the freeze, so each turn begins it again. Meanwhile, a thread
-                // moves a lane's word only if it loaded `frozen` before. Each thread does that at
-                // most once.
+                // Another sum may end the freeze, so each iteration freezes the counter again.
+                // Meanwhile, a thread moves a lane's word only if it loaded `frozen` before. Each
+                // thread does that at most once.
                 frozen.store(1, Release);
                 if let Some(sum) = tried() {
                     return sum;

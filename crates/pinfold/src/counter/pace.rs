@@ -12,17 +12,17 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Turns of the waiting loop, together about a microsecond. Measured with one CPU that adds: it
-/// keeps at least three quarters of its speed while another CPU sums all the time.
+/// Iterations of the waiting loop, together about a microsecond. Measured with one CPU that adds:
+/// it keeps at least three quarters of its speed while another CPU sums all the time.
 const PAUSES: u32 = 32;
-/// How many sums wait after a change, even if they find no other change.
+/// How many sums wait after a change, including the one that finds it.
 const QUIET: u64 = 63;
-/// The bits of a counter's word that count the sums left to wait. The other bits are the last sum,
-/// without its upper bits. The word is 0 before the first sum.
+/// The number of low bits of a counter's word, which count the sums that have yet to wait. The bits
+/// above hold the last sum, without its upper bits. The word is 0 before the first sum.
 const COUNT: u32 = 6;
 
-/// Waits if the counter moved since the last sum, or not long before. `seen` is the counter's word
-/// for this.
+/// Waits if the counter moved since the last sum, or shortly before that sum. `seen` is the
+/// counter's word for this.
 #[inline]
 pub(super) fn leave_adders_alone(seen: &AtomicU64, sum: u64) {
     let last = seen.load(Relaxed);

@@ -34,11 +34,12 @@ const ADDS_IN_FOLD: u64 = 8;
 /// | operation | cost |
 /// |---|---|
 /// | an add of at most an eighth of the batch | one critical section on the CPU's own line |
-/// | about one of these in a batch | also a fold: one atomic add to the total, which CPUs share |
+/// | of these, about one per batch | also a fold: one atomic add to the total, which CPUs share |
 /// | a larger add | one atomic add to the counter's *base*, which the CPUs share |
 ///
-/// So a counter with a fixed batch takes at most about the time of one atomic, whatever is added.
-/// A batch that widens ([`with_max_drift`](Self::with_max_drift)) keeps adds up to the whole batch.
+/// So an add to a counter with a fixed batch takes, on average, at most about the time of one
+/// atomic add. A batch that widens ([`with_max_drift`](Self::with_max_drift)) keeps adds up to the
+/// whole batch.
 ///
 /// An add never waits.
 ///
@@ -69,8 +70,8 @@ pub struct PerCpuCounter {
     /// widens.
     rule: u64,
     /// The size of the largest add that tries the shard ([`largest_kept`]). Larger adds go to the
-    /// base at once. The bits are inverted, so that a new static of C, which is all zeroes, sends
-    /// no add to the base. Any value is correct, because any add may go to the base.
+    /// base at once. Stored as its bitwise complement, so that a new static of C, which is all
+    /// zeroes, sends no add to the base. Any value is correct, because any add may go to the base.
     largest_kept_inverted: AtomicU64,
     /// Keeps the base out of the line that adds read.
     apart: [u64; 5],
@@ -143,8 +144,8 @@ impl PerCpuCounter {
         self
     }
 
-    /// Gives a new counter a fixed batch: each CPU may keep up to `batch` to itself. A number
-    /// outside of 1 to 2^40 counts as the nearest one inside.
+    /// Gives a new counter a fixed batch: each CPU may keep up to `batch` to itself. `batch` is
+    /// clamped to 1..=2^40.
     ///
     /// A larger batch makes adding cheaper and [`read`](Self::read) less exact.
     /// [`set_batch`](Self::set_batch) changes the batch of a counter that is in use.
@@ -228,15 +229,16 @@ impl PerCpuCounter {
     /// `batch` to itself. The kernel's percpu_counter_add_batch.
     ///
     /// A `batch` of 1 makes the add visible to [`read`](Self::read) at once, together with what
-    /// this CPU had kept. A `batch` above the counter's [`batch`](Self::batch) is the counter's.
+    /// this CPU had kept. A `batch` above the counter's [`batch`](Self::batch) acts like the
+    /// counter's.
     ///
     /// [`error_bound`](Self::error_bound) stays what it is, and holds. The tighter bound holds for
     /// one CPU if all adds on it have a batch, none of them moves to another CPU meanwhile, and no
     /// other thread holds the shard's lock at that moment. If one does, the call folds nothing,
     /// because an add never waits.
     ///
-    /// Costs as much as [`add`](Self::add), and a look at the shard. An `n` of at least `batch`
-    /// goes to the base, by one atomic add. A fold costs one more.
+    /// Costs as much as [`add`](Self::add), and a few loads of the shard. An `n` of at least
+    /// `batch` goes to the base, by one atomic add. A fold takes two to four more.
     ///
     /// ```
     /// use pinfold::counter::PerCpuCounter;
@@ -352,7 +354,7 @@ impl PerCpuCounter {
 impl Drop for PerCpuCounter {
     fn drop(&mut self) {
         if let Some(shards) = self.shards() {
-            // A thread that folds this counter in the background looks at the counter's bit with a
+            // A thread that folds this counter in the background checks the counter's bit with a
             // shard's lock held. It does not touch the block once the bit is cleared.
             let held = stripe::hold_all(shards.offset());
             watch::forget(shards.offset(), SIZE);

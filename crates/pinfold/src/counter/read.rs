@@ -20,8 +20,9 @@ impl PerCpuCounter {
     /// Returns what [`read`](Self::read) returns, or 0 if that is negative. The kernel's
     /// percpu_counter_read_positive.
     ///
-    /// For a value that is never negative, such as a number of objects: an approximate read of it
-    /// may be. The result is off by at most [`error_bound`](Self::error_bound) too.
+    /// For a value that is never negative, such as a number of objects, because even its
+    /// approximate read can be negative. The result is off by at most
+    /// [`error_bound`](Self::error_bound) too.
     ///
     /// ```
     /// use pinfold::counter::PerCpuCounter;
@@ -77,8 +78,8 @@ impl PerCpuCounter {
     /// Returns how far [`read`](Self::read) may be off: the sum of the batches of all CPUs that
     /// have added so far. One load.
     ///
-    /// The bound holds for reads that ended before the call, unless [`set_batch`](Self::set_batch)
-    /// lowered it in between. [`read_with_bound`](Self::read_with_bound) returns both together.
+    /// The bound holds for reads that ended before the call, unless the batch was lowered in
+    /// between. [`read_with_bound`](Self::read_with_bound) returns both together.
     #[inline]
     pub fn error_bound(&self) -> u64 {
         self.shards().map_or(0, Shards::drift)
@@ -108,8 +109,8 @@ impl PerCpuCounter {
         self.sum().cmp(&with)
     }
 
-    /// Folds what every CPU has added into the totals that [`read`](Self::read) returns. Returns
-    /// how many shards had moved, without the shards whose lock another thread holds.
+    /// Folds what every CPU has added into the totals that [`read`](Self::read) returns. Skips
+    /// shards whose lock another thread holds, and returns how many of the others had moved.
     ///
     /// Runs in the calling thread alone. The CPUs that added notice only that their cache lines
     /// were taken for a moment.

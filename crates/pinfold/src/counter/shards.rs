@@ -70,7 +70,8 @@ use pinfold_rseq::MAX_INDEX;
 pub(crate) const SIZE: usize = 32;
 /// The largest batch: far below [`FREEZE`], so that a freeze takes away all headroom.
 pub(crate) const MAX_BATCH: u64 = 1 << 40;
-/// What a freeze takes from a limit: a power of two, so that a distance modulo 2^64 keeps its rest.
+/// What a freeze takes from a limit. A power of two, so that a distance that wraps at 2^64 stays
+/// right modulo [`FREEZE`].
 pub(super) const FREEZE: u64 = 1 << 44;
 
 /// The direction of an add. Each has a word in the shard, and a word in the total.
@@ -172,8 +173,8 @@ impl Shards {
         shared(self.offset + ACTIVE).store(shards * ONE_SHARD + batch, Release);
     }
 
-    /// Adds `n`, which is at least 0, to this CPU's word of `direction`. Returns false if the word
-    /// has less headroom.
+    /// Adds `n`, which is at least 0, to this CPU's word of `direction`. Returns false if the
+    /// word's headroom is less than `n`.
     #[inline(always)]
     pub(crate) fn add(self, direction: Direction, n: i64) -> bool {
         let word = self.offset + direction.word();
@@ -185,7 +186,7 @@ impl Shards {
     /// Returns the totals, without a lock. The two words are not read at the same moment.
     pub(crate) fn folded(self) -> Moved {
         // Acquire pairs with the release in `raise_total`: a thread that sees the total also sees
-        // the adds in it. Acquire also keeps a reader's two looks in order.
+        // the adds in it. Acquire also keeps a reader's two loads of the totals in order.
         Moved {
             up: shared(self.offset + Up.folded()).load(Acquire),
             down: shared(self.offset + Down.folded()).load(Acquire),
@@ -222,7 +223,7 @@ impl Shards {
 
     /// Returns whether the shard is active.
     ///
-    /// The four words of a active shard without headroom can all be 0, after exactly 2^64 were
+    /// The four words of an active shard without headroom can all be 0, after exactly 2^64 were
     /// added there and as much was taken away. Such a shard is activated again. That moves both
     /// folded values by the same amount, and makes the drift too large.
     pub(super) fn is_active(self, unit: usize) -> bool {
@@ -235,8 +236,8 @@ impl Shards {
         counter_units::used().filter(move |&unit| self.is_active(unit))
     }
 
-    /// Returns how far a word is below its limit. More than [`FREEZE`], because the distance counts
-    /// modulo 2^64, if the shard is frozen.
+    /// Returns how far a word is below its limit. If the shard is frozen, the result is above
+    /// [`FREEZE`], because the distance wraps below 0.
     fn below_limit(self, unit: usize, direction: Direction) -> u64 {
         let word = self.offset + direction.word();
         let limit = word_at(unit, word + LIMIT).load(Relaxed);
@@ -359,8 +360,8 @@ impl Shards {
         if quiet {
             let shards = self.fold_all(held, batch) as u64;
             // Moves both totals by the same amount, which does not change what is read. A read that
-            // began before finds other totals at its second look, and so does not return the new
-            // drift for an older value.
+            // began before finds other totals when it loads them again, and so does not return the
+            // new drift for an older value.
             self.raise_total(Up, 1);
             self.raise_total(Down, 1);
             self.set_batch(held, shards, batch);
@@ -368,8 +369,8 @@ impl Shards {
         quiet
     }
 
-    /// Folds all that the words of a shard have moved, and puts the limits a batch of `batch`
-    /// ahead. Returns whether the words had moved.
+    /// Folds all that the words of a shard have moved, and sets each limit `batch` ahead of its
+    /// word. Returns whether the words had moved.
     ///
     /// The smaller of the two unfolded amounts is cancelled. One limit is raised
     /// before the other, and its word may then grow at once. The error bound still holds: the other
@@ -416,8 +417,8 @@ impl Shards {
         })
     }
 
-    /// Folds all shards, and sets their limits for a batch of `batch`. Returns how many shards
-    /// there are.
+    /// Folds all shards, and sets their limits for a batch of `batch`. Returns how many shards are
+    /// active.
     ///
     /// A batch below the present one needs [`quiesce`](Self::quiesce) first.
     pub(super) fn fold_all(self, held: &AllHeld, batch: u64) -> usize {

@@ -25,13 +25,13 @@ impl Shards {
     }
 
     /// Gives the word of `direction` on `unit` headroom for `n`, if the batch allows. Activates the
-    /// shard, cancels or folds, with two atomic instructions.
+    /// shard by three atomic instructions, or cancels or folds by two.
     ///
-    /// Cancels if that gives enough headroom: moves both folded values by the smaller
-    /// of the unfolded amounts. If a CPU's additions and subtractions balance, no fold then
-    /// touches the total's cache line. Otherwise folds the word that needs headroom, and leaves the
-    /// opposite word as it is. Both steps are complete on their own: after each, every word is
-    /// within a batch of its folded value.
+    /// Cancels if that gives headroom for `n` and for half the batch: moves both folded values by
+    /// the smaller of the unfolded amounts. If a CPU's additions and subtractions balance, no fold
+    /// then touches the total's cache line. Otherwise folds the word that needs headroom, and
+    /// leaves the opposite word as it is. Both steps are complete on their own: after each, every
+    /// word is within a batch of its folded value.
     fn make_headroom(
         self,
         held: &Held,

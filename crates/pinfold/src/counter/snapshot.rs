@@ -1,4 +1,4 @@
-//! The contents of a histogram, copied out, and the numbers that follow from them.
+//! A copy of a histogram's counts, and the statistics derived from it.
 
 /// Buckets for each power of two. A bucket is at most a 32nd as wide as its least value.
 const PER_POWER: usize = 32;
@@ -86,15 +86,15 @@ impl Snapshot {
         last.map_or(0, |bucket| range_of(bucket).1)
     }
 
-    /// Returns the quantile `q`, a number from 0 to 1. At least the part `q` of all values is less
-    /// than or equal to the result.
+    /// Returns the quantile `q`, a number from 0 to 1. At least the fraction `q` of all values is
+    /// less than or equal to the result.
     ///
     /// The result is the upper end of a bucket, and so at most a 32nd too large. It is 0 if there
     /// are no values.
     pub fn quantile(&self, q: f64) -> u64 {
         let count = self.count();
-        // `rank` is the smallest whole number of values that makes up the part `q`. A `q` that is
-        // not a number counts as 0.
+        // `rank` is the smallest number of values that makes up the fraction `q`. A NaN counts as
+        // 0.
         let exact = q.clamp(0.0, 1.0) * count as f64;
         let whole = exact as u64;
         let rank = (whole + u64::from((whole as f64) < exact)).clamp(1, count.max(1));

@@ -2,14 +2,14 @@
 //!
 //! A shard has no lock of its own. Its CPU and its counter's block choose one of the locks in
 //! [`ALL`]: the CPU chooses the cache line, and the block chooses the lock in that line. With up to
-//! 64 CPUs, a line is used only by the CPU itself, and by threads that fold from other CPUs or take
+//! 64 CPUs, a line is used only by its own CPU, and by threads that fold from other CPUs or take
 //! all locks of a counter.
 //!
 //! * An add or a fold tries one lock. If the lock is taken, the add goes to the shared base, and
 //!   the fold leaves the shard out.
 //! * `read`, `bounds` and `sum` take no lock.
-//! * `limited_add` waits for the locks of all the counter's shards, but refuses if its thread holds
-//!   a lock for which others may wait.
+//! * `limited_add` waits for the locks of all the counter's shards, but refuses instead of waiting
+//!   if its thread holds such a lock or one of a later rank.
 //! * `swap`, `set`, `set_batch` and the drop of a counter wait for the locks of all the counter's
 //!   shards.
 //!
@@ -65,7 +65,7 @@ pub(super) struct Held(&'static AtomicU64);
 #[inline]
 pub(super) fn try_hold(unit: usize, offset: usize) -> Option<Held> {
     let lock = lock_of(unit, offset);
-    // The look spares an add a failing compare-exchange while a preempted thread holds the lock.
+    // The load spares an add a failing compare-exchange while a preempted thread holds the lock.
     // Relaxed, because only the compare-exchange decides.
     let looks_free = lock.load(Relaxed) == 0;
     // Dropping a `Held` unlocks. So the closure makes one only if the lock was taken.

@@ -2,10 +2,10 @@
 //!
 //! There is one bit for each block that a counter could have, by offset. So the folding thread
 //! follows no pointer to a counter. A counter that is dropped clears its bit while it holds the
-//! locks of all its shards. The folding thread holds one of these locks while it looks at the bit
-//! and folds.
+//! locks of all its shards. The folding thread holds one of these locks while it checks the bit and
+//! folds.
 //!
-//! Most watched counters are idle at most ticks. [`has_moved`] finds these by a look at their
+//! In most ticks, most watched counters are idle. [`has_moved`] recognises these by reading their
 //! words, without the lock.
 
 use super::shards::{SIZE, Shards};
@@ -49,7 +49,7 @@ pub(crate) fn watch_block(offset: usize, size: usize, watched: bool) -> bool {
         let bit = 1 << (block % 64);
         // Release pairs with the acquire in `fold_watched`: a thread that sees the bit also sees
         // the block prepared. `forget` clears bits under the shards' locks, and a folding thread
-        // looks at the bit under such a lock. So it never touches a freed block.
+        // checks the bit under such a lock. So it never touches a freed block.
         if watched {
             map()[block / 64].fetch_or(bit, Release);
         } else {
@@ -80,8 +80,8 @@ fn map() -> &'static [AtomicU64] {
 /// Folds every watched counter in the units that `wanted` accepts. Returns how many shards had
 /// moved. Leaves out shards whose lock another thread holds.
 ///
-/// Goes through one unit after the other, so that the looks at neighbouring counters follow each
-/// other through that unit's cache lines.
+/// Goes through one unit after the other, so that neighbouring counters are read from the same
+/// cache lines in sequence.
 pub(crate) fn fold_watched(wanted: &impl Fn(usize) -> bool) -> usize {
     let map = map();
     let watched = &map[..WORDS.load(Relaxed).min(map.len())];
@@ -107,16 +107,16 @@ fn fold_watched_in(unit: usize, watched: &[AtomicU64]) -> usize {
     moved.count()
 }
 
-/// Returns whether a fold of the shard would change a total, by a look at one cache line. The look
-/// takes no lock and writes nothing.
+/// Returns whether a fold of the shard would change a total. Reads one cache line, takes no lock
+/// and writes nothing.
 ///
 /// Both limits are the same distance ahead of their folded values, and a freeze takes the same from
 /// both. So if both words have the same headroom, they have moved by the same distance since the
 /// last fold, and the totals already have the right difference. A shard that was never used is all
 /// zeroes.
 ///
-/// The look may see a word before an add and a limit after a fold. Then the fold finds nothing to
-/// do, or the next look finds what is left.
+/// The loads may see a word before an add and a limit after a fold. Then the fold finds nothing to
+/// do, or the next call finds what is left.
 fn has_moved([up, up_limit, down, down_limit]: &[AtomicU64; 4]) -> bool {
     // Relaxed: `fold_on` reads the words again, with the shard's lock held.
     let headroom =

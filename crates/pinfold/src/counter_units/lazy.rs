@@ -111,8 +111,8 @@ mod tests {
 
     #[test]
     fn the_block_that_is_published_first_is_the_only_one() {
-        // If each turn left a block behind, the later turns would find no room in the units. Other
-        // tests take some room meanwhile.
+        // If each iteration left a block behind, the later ones would find no room in the units.
+        // Other tests take some room meanwhile.
         const SIZE: usize = MAX_STRIDE / 8;
         let mut block: LazyBlock = LazyBlock::new();
         assert_eq!(block.get_or_alloc(SIZE, || false, |offset| offset), None);
