@@ -1,7 +1,7 @@
 //! The words of all caches in each CPU's unit, and the numbers of the caches.
 //!
 //! A *unit* is the memory of one CPU: 128 KiB. A cache has four words in each unit. A word is 0 if
-//! there is no sheaf. Otherwise it describes a sheaf (`slab/cpu/sheaf.rs`): an address that tells
+//! there is no sheaf. Otherwise it describes a sheaf (`slab/cpu/sheaf.rs`): an address that encodes
 //! both the sheaf's block and how many objects are in it. For the cache with number n, the words
 //! are at these offsets:
 //!
@@ -30,14 +30,15 @@ use crate::lock::{Lock, Rank};
 use core::sync::atomic::AtomicU64;
 use pinfold_rseq::{Units, near};
 
-/// The most caches that can exist at once. A cache's number also says where its words are in
-/// every CPU's unit.
+/// One more than the largest number of a cache. The smallest numbers are not used, so slightly
+/// fewer caches can exist at once. A cache's number also says where its words are in every CPU's
+/// unit.
 pub const MAX_CACHES: usize = 4096;
 /// The number of size classes of `kmalloc`. Each has a cache, and these caches have the smallest
 /// numbers.
 pub const CLASSES: usize = 75;
-/// The numbers behind those of the size classes belong to the caches of *sampled* blocks, one for
-/// each class. `kmalloc` counts them as further classes, from [`CLASSES`] on.
+/// The number of all classes. The caches of *sampled* blocks, one for each size class, have the
+/// numbers after those of the size classes. `kmalloc` counts them as classes from [`CLASSES`] on.
 pub(crate) const ALL_CLASSES: usize = 2 * CLASSES;
 /// The offset of the two words that count bytes down to a heap profile's next sample (`profile`).
 /// They share a cache line with the main sheaves of small classes.
@@ -58,7 +59,7 @@ pub(crate) const HELD: usize = 3 * SPARE;
 pub(crate) const UNIT: usize = 4 * SPARE;
 
 /// The units of all caches.
-// `near!` needs it.
+// `near!` requires `#[used]`.
 #[used]
 pub(crate) static SHEAF_UNITS: Units = Units::new();
 
@@ -84,7 +85,7 @@ pub(crate) fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
 pub(crate) struct CacheId(u16);
 
 impl CacheId {
-    /// Returns the number of the cache of a class, or of a twin.
+    /// Returns the number of the cache of `class`, which may be a class of sampled blocks.
     #[inline(always)]
     pub(crate) const fn of_class(class: usize) -> CacheId {
         CacheId((FIRST + class) as u16)
