@@ -1,5 +1,5 @@
-//! What a fork does in this layer: it takes the locks of all caches, and removes what threads that
-//! do not exist in the child left behind. Also has the shepherd call this layer.
+//! What a fork does in this layer: it takes the locks of all caches. In the child, it removes what
+//! threads that do not exist there left behind. Also makes the shepherd's ticks drain idle sheaves.
 
 use crate::cache_units::{SHEAF_UNITS, STOPPING};
 use crate::fork;

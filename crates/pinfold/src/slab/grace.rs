@@ -18,8 +18,8 @@
 //!
 //! Grace periods are numbered. `started` is the last one that has begun, and `done` the last one
 //! that is over. At most one is under way (`done` ≤ `started` ≤ `done` + 1). It has a set of phases
-//! that it still waits for, at its beginning both. The *writer* is the holder of the lock `PERIOD`.
-//! It advances the grace period one step at a time, in `poll`:
+//! that it still waits for, initially both. The *writer* is the holder of the lock `PERIOD`. It
+//! advances the grace period one step at a time, in `poll`:
 //!
 //! 1. Sum the *left* words of each phase.
 //! 2. Fence.
@@ -54,7 +54,8 @@
 //!
 //! Why W comes before F: a thread draws a ticket after a fence, T, that follows W. The step that
 //! begins a grace period stores its number in `started` before F. If T comes before F, so does W.
-//! If F comes before T, the thread sees that this one has begun, and draws the next.
+//! If F comes before T, the thread sees that F's grace period has begun, and draws the number of
+//! the next one.
 //!
 //! # The fence, and what readers pay
 //!

@@ -1,7 +1,8 @@
 //! Object caches: objects of one layout, kept ready on each CPU.
 //!
 //! Allocating each object under a lock, or with an atomic instruction, is slow and does not scale.
-//! So each CPU keeps arrays of pointers to free objects, and moves whole arrays to shared places.
+//! So each CPU keeps arrays of pointers to free objects, and moves whole arrays to and from shared
+//! stores.
 //!
 //! ```text
 //!  alloc ◄── main sheaf ◄── spare sheaf ◄── barn ◄── partial slabs ◄── arena

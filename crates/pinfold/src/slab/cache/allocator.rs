@@ -12,14 +12,15 @@
 //!
 //! A free gets a layout with the block, and finds the block's class from the layout, without a
 //! look-up. The traits allow a layout of any size between the size that was asked for and the size
-//! that was given. All these sizes must lead to the place that the block came from:
+//! that was given. All these sizes must lead to the class, the run or the mapping that the block
+//! came from:
 //!
 //! * **Size 0:** there is no block. The address is the layout's alignment.
 //! * **A layout with a class:** [`kmalloc::class_of`] returns the smallest class that fits. The
-//!   size given is the class's own size. For all sizes from the size asked for up to that, the
-//!   smallest class is the same.
+//!   size given is the class's own size. For all sizes between the two, the smallest class that
+//!   fits is the same.
 //! * **Other layouts:** the block is a run or a mapping. A free reads in the page map which of the
-//!   two.
+//!   two it is.
 
 use super::kmalloc::{self, MAX_CLASS_SIZE, SIZES};
 use super::reclaim::{or_reclaim, or_reclaim_for};
@@ -104,8 +105,8 @@ fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
         let block = NonNull::new(kmalloc::alloc_class(class));
         // While another thread forks, the caches of size classes may refuse to allocate. `malloc`
         // then serves the block from a mapping. But a layout with a class must get a block of the
-        // class, because the free finds the block by its class. So this thread waits for the fork
-        // to end.
+        // class, because the free derives the class from the layout. So this thread waits for the
+        // fork to end.
         if block.is_some() || !fork::await_end() {
             return block;
         }
@@ -255,8 +256,8 @@ impl Kmalloc {
 
 // SAFETY: a block stays at its address until it is freed, even if the `Kmalloc` value is moved or
 // dropped, because that value holds no memory. A block is at least as large and as aligned as its
-// layout. Each layout that fits a block leads back to the place that the block came from: see the
-// module's documentation.
+// layout. Each layout that fits a block leads to the class, run or mapping that the block came
+// from: see the module's documentation.
 unsafe impl Allocator for Kmalloc {
     #[inline]
     fn allocate(&self, layout: Layout) -> Block {

@@ -102,8 +102,8 @@ impl<'n, C> Builder<'n, C> {
     /// * finds double frees, frees of addresses that are not objects of the cache, and writes after
     ///   a free;
     /// * zeroes each object when it is freed, if the cache has no constructor;
-    /// * hands freed objects out again late, and the objects of a fresh slab in an order that
-    ///   cannot be predicted.
+    /// * delays the reuse of freed objects, and hands out the objects of a fresh slab in an order
+    ///   that cannot be predicted.
     #[must_use]
     pub const fn hardened(mut self, hardened: bool) -> Self {
         self.options.treatment.hardened = Some(hardened);
@@ -133,7 +133,7 @@ impl<'n, C> Builder<'n, C> {
     /// Puts the cache's objects into heap profiles, with the call stacks that allocated them. By
     /// default, profiles leave the objects of caches out.
     ///
-    /// Each allocation and free of such a cache takes a slow path, also while no profile is on. The
+    /// Each allocation and free of such a cache takes a slow path, even while no profile is on. The
     /// two together cost about 10 ns instead of 1.5 ns, and 15 ns while a profile is on. An object
     /// whose free is deferred counts as in use until it is free. Objects in a
     /// [`Prefilled`](crate::slab::Prefilled) or in a memory pool's reserve count as in use.
@@ -220,7 +220,7 @@ impl<'n, C> Builder<'n, C> {
     where
         C: sealed::FromRaw,
     {
-        // A fork under way may not know this layer's locks, and would copy a cache half made.
+        // A fork under way may not know this layer's locks, and would copy a half-made cache.
         while !fork::register() && process::await_end() {}
         let descriptor = Descriptor::create(self.name, self.layout, self.options)?;
         Ok(C::from_raw(KmemCache::of(descriptor)))

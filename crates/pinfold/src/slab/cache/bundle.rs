@@ -10,8 +10,9 @@
 //! 2. The open sheaf has at least one object and room for at least one.
 //!
 //! Once there is [room](Bundle::make_room) for n objects, pushing and popping up to n objects
-//! allocates nothing and takes no lock. It only moves blocks between the three places. A bundle
-//! owns its blocks. Their capacity is always [`MAX_CAPACITY`], whatever the cache's capacity is.
+//! allocates nothing and takes no lock. It only moves blocks between `full`, `open` and `room`. A
+//! bundle owns its blocks. Their capacity is always [`MAX_CAPACITY`], whatever the cache's capacity
+//! is.
 
 use super::tune::MAX_CAPACITY;
 use crate::slab::KmemCache;

@@ -1,7 +1,7 @@
 //! A cache's descriptor: how it is made, and how it is retired.
 //!
-//! A descriptor's memory is never freed. After the cache was destroyed, it becomes the descriptor
-//! of another cache, once no thread looks at it any more (`registry`).
+//! A descriptor's memory is never freed. After the cache was destroyed and once no thread reads the
+//! descriptor any more, another cache may get it (`registry`).
 
 use super::registry::{self, for_each, of_class_id};
 use super::tune::{self, BARN_BYTES, Capacity};
@@ -59,7 +59,7 @@ impl Deref for Descriptor {
 
 /// A cache's deferred objects that have left the CPUs' units (`deferred`).
 pub(crate) struct Deferred {
-    /// The sealed list, by the sheaves' words. Slot 0 of each sheaf's block is the link.
+    /// The list of the sealed sheaves' words. Slot 0 of each sheaf's block is the link.
     pub(crate) sealed: Llist,
     pub(crate) pending: Lock<Pending>,
     /// Whether an object was ever deferred.
@@ -97,7 +97,7 @@ impl Deferred {
 #[derive(Clone, Copy)]
 pub(crate) struct Options {
     pub(crate) treatment: Treatment,
-    /// Objects in a sheaf; `None` to choose by their size.
+    /// The capacity of a sheaf, or `None` to choose it by the objects' size.
     pub(crate) sheaf_capacity: Option<usize>,
     /// Where the cache's memory should be, if the cache has a policy of its own.
     pub(crate) placement: Option<Placement>,
@@ -139,7 +139,7 @@ impl Options {
 pub enum CacheError {
     /// The object is larger than [`MAX_OBJECT_SIZE`], or its alignment exceeds 64 KiB.
     TooLarge,
-    /// There are [`MAX_CACHES`] caches already.
+    /// All numbers below [`MAX_CACHES`] that caches can have are in use.
     TooMany,
     /// The system has no memory.
     NoMemory,
@@ -187,8 +187,9 @@ static NUMBERS: Lock<Numbers> = Lock::new(
 );
 
 impl Numbers {
-    /// Chooses the number of a new cache: that of a destroyed cache at which no thread looks, or
-    /// one that was never used. Returns the number, and where it is among the free ones.
+    /// Chooses the number of a new cache: that of a destroyed cache whose descriptor no thread
+    /// reads, or one that was never used. Returns the number, and its index in `free` if it is
+    /// there.
     fn choose(&self) -> Option<(CacheId, Option<usize>)> {
         let freed = (0..self.freed).rev();
         let mut freed = freed.map(|at| (CacheId::from_entry(self.free[at]), Some(at)));
@@ -339,7 +340,7 @@ impl Descriptor {
     }
 
     /// Returns whether the cache has no slab, no object in a barn, and none that is set aside or
-    /// deferred. Returns false in a signal handler that cannot look.
+    /// deferred. Returns false in a signal handler that may not wait for the locks.
     pub(crate) fn is_bare(&self) -> bool {
         let deferred = &self.deferred;
         let none_pending = || {
@@ -407,9 +408,9 @@ impl Descriptor {
 /// default is 32 MiB.
 ///
 /// All caches claim their part of the budget again, except those whose capacity the program chose.
-/// The size classes come first, smallest sizes first. A cache that finds the budget used up has the
-/// smallest sheaves. Sheaves keep their capacity until they are next filled or emptied. Costs two
-/// walks over a table of [`MAX_CACHES`] words.
+/// The size classes come first, smallest sizes first. A cache that finds the budget used up gets
+/// the smallest sheaves. Sheaves keep their capacity until they are next filled or emptied. Costs
+/// two walks over a table of [`MAX_CACHES`] words.
 ///
 /// ```
 /// use pinfold::slab::set_sheaf_budget;

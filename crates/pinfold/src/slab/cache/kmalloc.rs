@@ -14,12 +14,13 @@
 //! 64 KiB on holds one object.
 //!
 //! The cache of class c has number 10 + c in the page map and in the units. So the common path of
-//! `malloc` and `free` computes the place of a sheaf without looking up the cache's descriptor.
+//! `malloc` and `free` computes the offset of a sheaf's word without looking up the cache's
+//! descriptor.
 //!
 //! Each class has a twin for *sampled* blocks: blocks that a heap profile follows. Class c has the
-//! twin [`CLASSES`] + c ([`sampled`]), which has a cache of its own. So the page map tells a
-//! sampled block from others, and the fast path of `free` does not know its class. Only
-//! [`class_of_any`] and the functions that say so know the twins.
+//! twin [`CLASSES`] + c ([`sampled`]), which has a cache of its own. So the page map distinguishes
+//! sampled blocks, and the fast path of `free` leaves them to the slow path. Only [`class_of_any`]
+//! and the functions that say so know the twins.
 
 mod checked;
 
@@ -44,8 +45,8 @@ pub const MAX_SMALL_SIZE: usize = 32 << 10;
 /// The largest class's size in bytes.
 pub const MAX_CLASS_SIZE: usize = 512 << 10;
 
-/// Each of these three is the first class behind a row of the module's table: behind the steps of
-/// 16 bytes, behind the quarters, and behind the eighths.
+/// The first classes after three rows of the module's table: after the steps of 16 bytes, after the
+/// quarters, and after the eighths.
 const BY_16: usize = 8;
 const BY_QUARTERS: usize = BY_16 + 4 * 3;
 const BY_EIGHTHS: usize = BY_QUARTERS + 8 * 6;
@@ -111,8 +112,8 @@ pub fn class_of(size: usize) -> usize {
     if size <= MAX_SMALL_SIZE {
         (offset_of(size) - CacheId::of_class(0).main()) / 8
     } else if size <= GRANULE {
-        // Sizes from 32 KiB to 64 KiB are 4 KiB apart. The shift gives 8 for the first of them,
-        // which is class `BY_EIGHTHS - 8`.
+        // Class sizes above 32 KiB, up to 64 KiB, are 4 KiB apart. The shift gives 8 for the first
+        // of them, which is class `BY_EIGHTHS - 8`.
         BY_EIGHTHS - 16 + ((size - 1) >> 12)
     } else {
         BY_EIGHTHS - 1 + ((size - 1) >> GRANULE_SHIFT)
@@ -150,15 +151,15 @@ pub const fn is_sampled(class: usize) -> bool {
     class >= CLASSES
 }
 
-/// Returns the class or the twin whose number `entry`, an entry of the page map, is. Returns `None`
-/// if it is neither's.
+/// Returns the class or twin whose cache `entry`, an entry of the page map, names. Returns `None`
+/// if it names no such cache.
 #[inline]
 pub fn class_of_any(entry: u16) -> Option<usize> {
     CacheId::from_entry(entry).any_class()
 }
 
-/// Returns the class whose number `entry`, an entry of the page map, is. Returns `None` if it is
-/// not the number of a class.
+/// Returns the class whose cache `entry`, an entry of the page map, names. Returns `None` if it
+/// names no such cache. Twins do not count.
 #[inline]
 pub fn class_of_entry(entry: u16) -> Option<usize> {
     CacheId::from_entry(entry).class()
@@ -167,9 +168,9 @@ pub fn class_of_entry(entry: u16) -> Option<usize> {
 /// Prepares the allocator: reads the facts of the machine, makes the first class's cache, and
 /// chooses the backend.
 ///
-/// Returns false if there is no memory. Also returns false while another thread is choosing the
-/// backend, or the frame that this signal handler interrupted; and while another thread forks, if
-/// no call has returned true before. Calls after the first cost two loads.
+/// Returns false if there is no memory, and while the backend is being chosen by another thread or
+/// by the frame that this signal handler interrupted. Until a call has returned true, also returns
+/// false while another thread forks. Calls after the first cost two loads.
 ///
 /// The cache of any other class is made when it is first used. A small program uses few classes,
 /// and each cache touches about 900 bytes.
@@ -210,8 +211,8 @@ fn create(class: usize) -> Option<&'static Descriptor> {
     })
 }
 
-/// Calls `f` with the name of the class's cache. A pattern for a class's name, as `kmalloc-*`, also
-/// means its twin.
+/// Calls `f` with the name of the class's cache. A pattern that matches a class's name, such as
+/// `kmalloc-*`, also matches its twin's.
 fn with_name<R>(class: usize, f: impl FnOnce(&str) -> R) -> R {
     const TWIN: &[u8] = b"-sampled";
     let mut name = *b"kmalloc-000000-sampled";
@@ -244,8 +245,8 @@ pub fn has_fast_paths() -> bool {
     units().learn().is_some()
 }
 
-/// Allocates a block from the CPU's main sheaf. Returns null if there is no such sheaf, or an empty
-/// one.
+/// Allocates a block from the CPU's main sheaf. Returns null if there is no such sheaf, or if it is
+/// empty.
 ///
 /// For a caller whose own fast path must contain no call. If this returns null, the caller calls
 /// [`alloc`].
@@ -263,8 +264,8 @@ pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
 
 /// Allocates a block as [`alloc_fast`] does, and counts its bytes for the heap profile.
 ///
-/// Returns null if there is no such block, or if a sample is due. The block is not counted then.
-/// The caller asks [`profile::due`](crate::profile::due). Costs one critical section.
+/// Returns null if there is no such block, or if a sample is due. In both cases no block is
+/// counted. The caller then asks [`profile::due`](crate::profile::due). Costs one critical section.
 ///
 /// # Safety
 ///
@@ -426,7 +427,7 @@ pub fn checks(class: usize) -> bool {
     of_class(class).is_none_or(|cache| cache.checks())
 }
 
-/// Returns the name of the cache whose number `entry`, an entry of the page map, is.
+/// Returns the name of the cache that `entry`, an entry of the page map, names.
 pub fn name_of_entry(entry: u16) -> Option<impl core::fmt::Display> {
     pin_by_entry(entry).map(|cache| cache.name)
 }

@@ -204,7 +204,7 @@ impl KmemCache {
     }
 
     /// Allocates an object from the CPU's main sheaf. Returns `None` if the CPU has no main sheaf,
-    /// or an empty one. Always returns `None` on the atomic backend. The caller then calls
+    /// or if it is empty. Always returns `None` on the atomic backend. The caller then calls
     /// [`alloc`](Self::alloc). Costs one critical section.
     #[inline(always)]
     pub fn alloc_fast(&self) -> Option<NonNull<u8>> {
@@ -212,7 +212,7 @@ impl KmemCache {
     }
 
     /// Frees an object to the CPU's main sheaf. Returns false and does nothing if the CPU has no
-    /// main sheaf, or a full one. Always does so on the atomic backend. The caller then calls
+    /// main sheaf, if it is full, and always on the atomic backend. The caller then calls
     /// [`free`](Self::free). Costs one critical section.
     ///
     /// # Safety

@@ -33,8 +33,8 @@ use core::time::Duration;
 const LOCKS: usize = 16;
 static LOCK: [Lock<()>; LOCKS] = [const { Lock::new(Rank::Pools, ()) }; LOCKS];
 
-/// The longest sleep of a waiting thread before it asks the cache again. The system may have memory
-/// again although no thread freed an object to the pool.
+/// The longest sleep of a waiting thread before it asks the cache again, because the system may
+/// have memory again although no thread freed an object to the pool.
 const NAP: Duration = Duration::from_millis(100);
 
 /// A reserve of a cache's objects, like the kernel's `mempool_t`. Users can have up to `n` objects

@@ -24,7 +24,7 @@ use pinfold_rseq::FenceError;
 /// Calls `alloc`. If `alloc` fails because it was refused memory, gives free memory back and calls
 /// `alloc` once more. If `alloc` fails because it could not take a lock, returns `None` at once.
 ///
-/// The caller holds no lock. Costs two loads if nothing fails.
+/// The caller holds no lock. Costs one load if nothing fails.
 pub fn or_reclaim<R>(mut alloc: impl FnMut() -> Option<R>) -> Option<R> {
     let before = budget::refusals();
     let first = alloc();
@@ -55,8 +55,8 @@ pub(crate) fn reclaim() {
 }
 
 /// Gives back all free memory that this thread can reach without stopping another CPU, and pages of
-/// free objects in slabs even without a limit. Returns how many bytes went back, also by other
-/// threads during the call.
+/// free objects in slabs even without a limit. Returns how many bytes went back, including those
+/// that other threads gave back during the call.
 ///
 /// Makes only system calls that malloc makes. The caller holds no lock.
 #[cold]

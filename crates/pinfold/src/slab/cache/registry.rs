@@ -3,16 +3,16 @@
 //! A program may make and destroy a million caches. So a number and its descriptor are used again
 //! after the cache was destroyed. But a thread may find a cache in the registry, and still use its
 //! descriptor while another thread destroys the cache: a thread that reads slabinfo, a tick that
-//! takes idle sheaves, a report that names the cache of an object. Such a thread *looks*. If a new
-//! cache got the descriptor now, the thread would see the new cache for the old one, or fields of
-//! both. To prevent that, a thread pins the descriptor while it looks, and a pinned descriptor is
-//! not used again.
+//! takes idle sheaves, a report that names the cache of an object. If a new cache got the
+//! descriptor now, such a thread would take the new cache for the old one, or see fields of both.
+//! To prevent that, a thread pins the descriptor while it reads it, and a pinned descriptor is not
+//! used again.
 //!
 //! # States
 //!
 //! Each number has an entry in [`REGISTRY`] and a word in [`LIVES`]. A word has three parts: the
-//! *birth*, which says how many caches have had the number, the bit [`ALIVE`], and the *pins*, the
-//! number of threads that look.
+//! *birth*, which says how many caches have had the number, the bit [`ALIVE`], and the *pins*: how
+//! many [`Pinned`] values exist.
 //!
 //! | state | entry | `ALIVE` | who may read the descriptor | who may write it | next |
 //! |---|---|---|---|---|---|
@@ -21,35 +21,35 @@
 //! | retired, pinned | the descriptor | no | threads that pinned it before | the same threads, atomics and locks only | retired |
 //! | retired, without pins | the descriptor | no | the holder of the registry's lock | the same thread, all fields | alive |
 //!
-//! 1. A thread that looks calls [`pin`], which adds 1 to the pins by a compare-exchange, and only
-//!    while `ALIVE` is set. It drops the [`Pinned`] value to subtract 1.
+//! 1. Before a thread reads the descriptor, it calls [`pin`], which adds 1 to the pins by a
+//!    compare-exchange, and only while `ALIVE` is set. Dropping the [`Pinned`] value subtracts 1.
 //! 2. [`retire`] clears `ALIVE`. The caller owns the cache, has taken its sheaves from all CPUs,
 //!    and has seen that each node has no slab. From then on, pins only become fewer.
 //! 3. `Descriptor::create` gives a new cache a number that [is free](is_free). It writes all
 //!    fields, and then [`publish`] sets `ALIVE` with the next birth.
 //!
-//! Steps 2 and 3 need the registry's lock. In step 3, no other thread can begin to look, and none
-//! that has looked still does. So the maker is the only thread that uses the descriptor, just as
-//! the last owner of a reference count is. Both sides meet in one word, so no order of operations
-//! on different words matters, and no loom model covers this protocol.
+//! Steps 2 and 3 need the registry's lock. In step 3, no thread can pin the descriptor, and no pin
+//! is left. So the maker is the only thread that uses the descriptor, just as the last owner of a
+//! reference count is. Both sides meet in one word, so no order of operations on different words
+//! matters, and no loom model covers this protocol.
 //!
 //! # Why no thread takes the old cache for the new one
 //!
 //! | who comes late | why it does no harm |
 //! |---|---|
-//! | a thread that looks, without a lock | it pins the descriptor, so there is no new cache yet |
+//! | a thread that reads the descriptor without a lock | it pins the descriptor, so there is no new cache yet |
 //! | a view ([`Info`](crate::slab::Info)), kept for as long as the program likes | it holds copies of what never changes, and the birth; [`pin_same`] fails if the birth differs |
 //! | a tick with a sheaf in its hand | it pins the descriptor; if the sheaf has objects, their slabs keep the cache from being retired |
 //! | a deferred free | its object is in use until its grace period is over, so its slab keeps the cache from being retired |
 //! | a word of a CPU's unit, an entry of the page map, a row of the statistics segment | they go by the number, and the number is bound to the descriptor; `retire` empties the row, whose state counts changes for readers in other processes |
-//! | a fork | it holds the registry's lock, so it finds no cache half made; pins of threads that do not exist in the child stay, and the child does not use these descriptors again |
-//! | a thread that leaves by a jump, or ends, while it looks | its pin stays; the descriptor is not used again |
+//! | a fork | it holds the registry's lock, so it finds no half-made cache; pins of threads that do not exist in the child stay, and the child does not use these descriptors again |
+//! | a thread that leaves by a jump, or ends, while it holds a pin | its pin stays; the descriptor is not used again |
 //!
-//! So the memory of all descriptors is bounded by the most caches at a time, plus one descriptor
-//! for each thread that looks, plus the pins that stay.
+//! So there are at most as many descriptors as caches at a time, plus those that are pinned,
+//! including those whose pins stay.
 //!
-//! The caches of the size classes are never retired. They need no pins, and looking at them costs
-//! no atomic operation.
+//! The caches of the size classes are never retired. They need no pins, so finding them costs no
+//! atomic read-modify-write.
 
 use super::descriptor::Descriptor;
 use crate::cache_units::{CacheId, MAX_CACHES};
@@ -149,8 +149,8 @@ pub(crate) fn pin_same(id: CacheId, birth: u32) -> Option<Pinned> {
     pin(id).filter(|_| birth_of(id) == birth)
 }
 
-/// Returns the birth of the cache with number `id`. The caller owns or pins the cache, so that the
-/// number has no other one.
+/// Returns the birth of the cache with number `id`. The caller owns or pins the cache, so the
+/// number cannot pass to another cache.
 pub(crate) fn birth_of(id: CacheId) -> u32 {
     (LIVES[id.index()].load(Relaxed) >> BIRTH_SHIFT) as u32
 }
@@ -166,13 +166,13 @@ impl Pinned {
     }
 }
 
-/// Pins the cache whose slab the entry of the page map names, if there is one.
+/// Pins the cache that `entry`, an entry of the page map, names, if there is one.
 pub(crate) fn pin_by_entry(entry: u16) -> Option<Pinned> {
     pin(CacheId::from_entry(entry))
 }
 
-/// Returns whether the descriptor of number `id` may become a new cache's: the number is retired,
-/// and no thread looks at it. The caller holds the registry's lock.
+/// Returns whether the descriptor of number `id` may become a new cache's: the number is retired or
+/// was never used, and has no pins. The caller holds the registry's lock.
 pub(crate) fn is_free(id: CacheId) -> bool {
     // Acquire pairs with the release in `Pinned::drop`.
     LIVES[id.index()].load(Acquire) & (ALIVE | PINS) == 0

@@ -29,12 +29,12 @@ pub(crate) const MIN_CAPACITY: usize = 4;
 /// is bounded too, by the constants below.
 pub(crate) const BARN_BYTES: usize = 2 << 20;
 const MIN_BARN: usize = 4;
-/// For a size class, a barn holds at most one part in this many of the bytes in the class's slabs
-/// on the node, or [`MIN_BARN_BYTES`] if that is more.
+/// For a size class, a barn holds at most 1/`BARN_SHARE` of the bytes in the class's slabs on the
+/// node, or [`MIN_BARN_BYTES`] if that is more.
 const BARN_SHARE: usize = 8;
 const MIN_BARN_BYTES: usize = 256 << 10;
-/// From this size on, the barn holds only that part, even if it is less than one sheaf. In a small
-/// heap, one sheaf of each large class would be a large part of the heap.
+/// For blocks of this size or more, the barn holds at most that share, even if it is less than one
+/// sheaf. In a small heap, one sheaf of each large class would be a large part of the heap.
 const LARGE_CLASS: usize = 32 << 10;
 const MAX_BARN: usize = 128;
 /// The number of sheaves of a cache that a CPU has: the main sheaf and the spare.
@@ -99,7 +99,7 @@ const CHOSEN: usize = 1 << 17;
 
 /// How many objects a sheaf of a cache holds.
 pub(crate) struct Capacity {
-    /// The objects, with the bits [`RETIRED`] and [`CHOSEN`].
+    /// The capacity in objects, with the bits [`RETIRED`] and [`CHOSEN`].
     now: AtomicUsize,
     /// How many bytes of the budget the cache claims for each object of the capacity. 0 for a
     /// debugged cache, which uses no sheaves.

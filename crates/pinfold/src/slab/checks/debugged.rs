@@ -225,8 +225,8 @@ impl Descriptor {
         }
     }
 
-    /// Allocates an object of a debugged cache from the node that the cache wants, or from another
-    /// node if that one has no memory.
+    /// Allocates an object of a debugged cache from the node that the cache prefers now, or from
+    /// another node if that one has no memory.
     #[cold]
     #[inline(never)]
     pub(crate) fn alloc_debugged_here(

@@ -131,9 +131,9 @@ impl Descriptor {
     }
 
     /// Returns true if an object in use that begins at `object` may have been allocated for `size`
-    /// bytes at a multiple of `align`. Otherwise reports the fault. An address at which no object
-    /// in use begins is left to the free, which reports it. `is_smaller` tells whether objects of
-    /// `size` bytes come from a cache of smaller objects.
+    /// bytes at a multiple of `align`. Otherwise reports the fault. Does not report an address at
+    /// which no object in use begins, because the free reports it. `is_smaller` tells whether
+    /// objects of `size` bytes come from a cache of smaller objects.
     pub(crate) fn fits(
         &self,
         object: *mut u8,
@@ -148,7 +148,7 @@ impl Descriptor {
         let fits = match asked.filter(|&asked| asked < self.object) {
             // Aligned `new` rounds the size up, as `aligned_alloc` demands.
             Some(asked) => size == asked || size.checked_next_multiple_of(align) == Some(asked),
-            // A block that was shrunk to no less than half may have stayed in its place.
+            // A block that was shrunk to at least half its size may have stayed at its address.
             None => size <= self.object && !(is_smaller && size < self.object / 2),
         };
         if !fits {
@@ -297,7 +297,7 @@ impl Descriptor {
         while got < objects.len() {
             let rest = &mut objects[got..];
             let taken = self.nodes()[request.node].take_objects(self, request, rest);
-            // `arm` leaves out objects that were written to. The next turn of the loop takes others
+            // `arm` leaves out objects that were written to. The next iteration takes others
             // instead.
             let kept = self.arm(hardening, &mut rest[..taken]);
             // SAFETY: `take_objects` took the objects from their slabs, so this thread owns them.

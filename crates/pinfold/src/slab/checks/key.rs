@@ -59,8 +59,8 @@ pub fn parse_hardened(value: &[u8]) -> Option<bool> {
     }
 }
 
-/// Returns whether the environment variable asks for hardening, which is the value 1. Ignores a
-/// wrong value, because it is reported when the program starts.
+/// Returns whether the environment variable is 1, which asks for hardening. Ignores a wrong value,
+/// because it is reported when the program starts.
 pub(crate) fn wanted() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNREAD);
     const UNREAD: u8 = 2;
@@ -281,8 +281,8 @@ impl Hardening {
         }
     }
 
-    /// Gives its key to an object that was taken from its slab. Returns false if the object was
-    /// written to while it was free: it held no key, and not the zero of a fresh object.
+    /// Writes the key into an object that was taken from its slab. Returns false if the object was
+    /// written to while it was free: it held neither a valid key nor the zero of a fresh object.
     ///
     /// # Safety
     ///
@@ -355,8 +355,8 @@ impl Hardening {
         has_mark(word) && is_key(object, word)
     }
 
-    /// Zeroes an object that was freed, and gives it its key. Returns false and does nothing if the
-    /// object has its key already, because then it is free.
+    /// Zeroes an object that was freed, unless the cache has a constructor, and writes its key.
+    /// Returns false and does nothing if the object has its key already, because then it is free.
     ///
     /// # Safety
     ///
@@ -412,8 +412,8 @@ pub(crate) fn shuffle(objects: &mut [*mut u8]) {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        // Chooses an index by the upper half times the number of indices, divided by 2^32. That is
-        // even enough, and the division is a shift.
+        // Chooses an index by the upper half times the number of indices, divided by 2^32. The
+        // result is nearly uniform, and the division is a shift.
         objects.swap(last, ((state >> 32) as usize * (last + 1)) >> 32);
     }
 }

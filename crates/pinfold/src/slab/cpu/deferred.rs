@@ -7,7 +7,7 @@
 //!                         no lock            one CAS    its lock                    node's lock
 //! ```
 //!
-//! A sheaf of deferred objects passes through these places:
+//! A sheaf of deferred objects passes through these states:
 //!
 //! 1. **The deferred sheaf.** Each CPU's unit has one, beside the main and the spare sheaf. A
 //!    deferred free pushes the object on it, by the same critical section as `free`. Nothing pops
@@ -23,7 +23,7 @@
 //!    at each tick, take some sheaves whose grace period is over, and free their objects without
 //!    holding `pending`. A full sheaf goes to the barn whole.
 //!
-//! At every moment, a sheaf is in exactly one of these places. A deferred free costs one critical
+//! At every moment, a sheaf is in exactly one of these states. A deferred free costs one critical
 //! section, and with sheaves of 125 objects one 125th of the work on a full sheaf.
 //!
 //! Only a thread that waits for deferred frees waits for the lock `pending`. Every other thread
@@ -96,8 +96,8 @@ impl Descriptor {
         };
         // SAFETY: the sheaf is empty, and has room for at least one object.
         unsafe { sheaf.push(object) };
-        // From here until it is sealed, the sheaf may be in no unit and on no list. For that time,
-        // the entry tells `await_deferred` of the sheaf.
+        // From here until it is sealed, the sheaf may be in no unit and on no list. Meanwhile, the
+        // entry in `in_flight` tells `await_deferred` about the sheaf.
         let hand = in_flight::begin(self.id);
         // If another operation has changed the word since it was loaded, or if there is no unit,
         // this thread seals the new sheaf, with its one object.
@@ -116,7 +116,7 @@ impl Descriptor {
 
     /// Takes the CPU's spare sheaf, if there is one, frees or sets aside its objects, and returns
     /// it empty. Used only if no new sheaf can be made: there is no memory, or this signal handler
-    /// interrupted the holder of a lock that making one needs.
+    /// interrupted the holder of a lock that is needed to make one.
     fn emptied_spare(&self) -> Option<Sheaf> {
         let mut sheaf = self.take_spare()?;
         let node = self.here();
@@ -131,8 +131,8 @@ impl Descriptor {
     /// Puts a sheaf of deferred objects on the sealed list.
     pub(crate) fn seal(&self, sheaf: Sheaf) {
         self.here().count(SlabEvent::FreeRcuSheaf, sheaf.len());
-        // The thread that takes the sheaf also sees its objects, and the stores that took the
-        // objects out of sight.
+        // `add` is a release, so the thread that takes the sheaf also sees its objects, and the
+        // stores that took the objects out of sight.
         // SAFETY: this value owns the sheaf's block, and slot 0 of a block is for links.
         let link = |next| unsafe { *sheaf.below() = next };
         self.deferred.sealed.add(sheaf.word(), link);
@@ -224,15 +224,15 @@ impl Descriptor {
         self.here().count(SlabEvent::FreeRcuSheafFail, 1);
     }
 
-    /// Waits until all deferred objects that were in no CPU's unit at the call are free. Waits for
-    /// readers, and for other threads that have sheaves in hand.
+    /// Waits until all deferred objects that had left the CPUs' units before the call are free.
+    /// Waits for readers, and for other threads that have sheaves in hand.
     pub(crate) fn await_deferred(&self) -> Result<(), FenceError> {
         // When this returns, other threads have sealed the sheaves that they had taken out of the
         // units.
         in_flight::await_others(self.id);
-        // The first turn waits for the sheaves that are pending now. The second turn waits for
-        // those that are on the sealed list now, and become pending after the first turn. Sheaves
-        // that are sealed later do not matter to this call.
+        // The first iteration waits for the sheaves that are pending now. The second one waits for
+        // those that are on the sealed list now, which become pending after the first. Sheaves that
+        // are sealed later do not matter to this call.
         for _ in 0..2 {
             // `free_ready` returns `None` if no sheaf waits, or in a signal handler that may not
             // wait for the lock `pending`.

@@ -2,8 +2,8 @@
 //!
 //! Objects in a CPU's sheaves serve only that CPU. When a program stops using a cache on a CPU,
 //! these objects would stay there forever. But a CPU that still uses its sheaves should keep them.
-//! So at intervals a thread *looks* at a CPU's unit: it compares the words of the sheaves with the
-//! words at the look before. A sheaf is *idle* when its word was the same at [`LOOKS`] looks in a
+//! So at intervals a thread *looks* at a CPU's unit: it compares the words of the sheaves with
+//! those at the previous look. A sheaf is *idle* when its word was the same at [`LOOKS`] looks in a
 //! row. A sheaf in use may look idle by chance. Taking it does no harm.
 //!
 //! There are two ways to take idle sheaves to the barn:
@@ -54,12 +54,12 @@ const WORTH: usize = 64 << 10;
 /// | word | content |
 /// |---|---|
 /// | main | the word, at the last look, of the sheaf that allocations pop from |
-/// | spare | the number of looks in a row at which the word in the row above was the same |
+/// | spare | how many looks in a row found that word unchanged |
 /// | deferred, held | the word at the last look; its low bits count looks with the same word |
 static SEEN: [AtomicPtr<u8>; MAX_INDEX] = [const { AtomicPtr::new(null_mut()) }; MAX_INDEX];
 
 /// The set of units that `take_idle_everywhere` stops. Only the holder of [`STOPPING`] uses this
-/// set. It is not on the stack, because it would take 1 KiB there.
+/// set. It is not on the stack, because it would take 8 KiB there.
 static CHOSEN: [AtomicBool; MAX_INDEX] = [const { AtomicBool::new(false) }; MAX_INDEX];
 
 /// Does the slab layer's part of a shepherd's tick.
@@ -115,7 +115,7 @@ fn give_everything() {
 
 /// Takes the idle sheaves of the CPU on which this thread runs, without stopping a unit. Takes each
 /// sheaf by one critical section. The critical section fails if the sheaf was used after this
-/// function looked at it, or if the thread has moved to another CPU.
+/// thread loaded its word, or if the thread has moved to another CPU.
 ///
 /// Looks at most once in [`BETWEEN_LOOKS`] milliseconds. A call that does not look costs one read
 /// of a clock, without a system call.
@@ -166,8 +166,8 @@ pub(crate) fn take_all_here() {
     if unit.is_null() {
         return;
     }
-    // `drain` and `retire` take this lock too: they would miss the sheaf that this thread has in
-    // hand.
+    // `drain` and `retire` take this lock too, because they would otherwise miss the sheaf that
+    // this thread has in hand.
     let Some(_stopping) = STOPPING.try_lock() else {
         return;
     };
@@ -182,9 +182,9 @@ pub(crate) fn take_all_here() {
 
 /// Takes one of a cache's sheaves out of the current CPU's unit. `kind` is the distance of the word
 /// from the main sheaf's: [`MAIN`], [`SPARE`], [`DEFERRED`] or [`HELD`]. `unit` is the unit that
-/// the caller found for this CPU. A deferred sheaf is sealed; another one goes to the barn. Leaves
-/// the sheaf where it is if another operation uses it during the call, or if the thread moves to
-/// another CPU.
+/// the caller found for this CPU. A deferred sheaf is sealed. Any other sheaf goes to the barn.
+/// Leaves the sheaf where it is if another operation uses it during the call, or if the thread
+/// moves to another CPU.
 fn take_here(cache: &Descriptor, unit: *mut u8, kind: usize) {
     let place = cache.place(kind);
     match place.take_seen(word(unit, place.offset()).load(Relaxed)) {
@@ -228,8 +228,8 @@ fn take_idle_everywhere() {
         _ => fence().is_ok(),
     };
     for index in chosen() {
-        // On atomics, this may be a signal handler that interrupted an operation on the unit. The
-        // wait then fails, and this function takes nothing from the unit.
+        // On the atomic backend, this may be a signal handler that interrupted an operation on the
+        // unit. The wait then fails, and this function takes nothing from the unit.
         match fenced && SHEAF_UNITS.try_await_stopped(index) {
             true => {
                 take_idle(index);

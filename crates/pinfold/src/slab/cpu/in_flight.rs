@@ -1,7 +1,7 @@
 //! Tracks *transfers*: threads that are moving sheaves of deferred objects from one place to
 //! another.
 //!
-//! A thread that waits for all deferred objects of a cache looks at the lists where the objects'
+//! A thread that waits for all deferred objects of a cache checks the lists where the objects'
 //! sheaves wait. It would miss a sheaf that another thread has in hand: one that is out of a CPU's
 //! unit but not yet on a list, or off a list but not yet at its node. So each transfer has an entry
 //! here:
@@ -23,10 +23,10 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 use pinfold_rseq::thread_pointer;
 
-/// The most transfers that have entries at once. More transfers have no entry, so `await_others`
+/// The most transfers that have entries at once. Further transfers have no entry, so `await_others`
 /// may return before they end.
 const HANDS: usize = 256;
-/// Microseconds between two looks at an entry.
+/// Microseconds between two loads of an entry.
 const NAP: u32 = 100;
 /// An entry is 0, or three parts:
 ///
@@ -55,7 +55,7 @@ pub(crate) fn begin(id: CacheId) -> Transfer {
     let first = (me >> 12) as usize % HANDS;
     let words = ENTRIES[first..].iter().chain(&ENTRIES[..first]);
     let free = |word: &&AtomicU64| {
-        // Acquire keeps the moves of the sheaf behind the entry. Each move publishes with a release
+        // Acquire orders the moves of the sheaf after the entry. Each move publishes with a release
         // or under a lock. So a thread that sees that the sheaf has left its old place also finds
         // the entry.
         let taken = word.load(Relaxed) == 0;

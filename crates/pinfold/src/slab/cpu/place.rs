@@ -38,8 +38,8 @@ impl Place {
         unsafe { SHEAF_UNITS.pop(self.offset()) }
     }
 
-    /// Takes an object out of the sheaf as [`pop`](Self::pop) does, but returns null on atomics,
-    /// and contains no call.
+    /// Takes an object out of the sheaf as [`pop`](Self::pop) does, but returns null on the atomic
+    /// backend, and contains no call.
     #[inline(always)]
     pub(crate) fn pop_fast(self) -> *mut u8 {
         let Some(area) = units().area() else {
@@ -66,8 +66,8 @@ impl Place {
         unsafe { SHEAF_UNITS.push(self.offset(), object) }
     }
 
-    /// Puts an object into the sheaf as [`push`](Self::push) does, but returns false on atomics,
-    /// and contains no call.
+    /// Puts an object into the sheaf as [`push`](Self::push) does, but returns false on the atomic
+    /// backend, and contains no call.
     ///
     /// # Safety
     ///

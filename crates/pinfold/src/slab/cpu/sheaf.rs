@@ -22,9 +22,9 @@
 //! | in a barn | the holder of the node's lock |
 //! | in hand | the thread that took it out |
 //!
-//! A thread may read a word from a unit, and look at the sheaf after another thread took it. So
-//! blocks never go back to the system: a stale word leads to readable memory. What the thread reads
-//! there may be wrong. So it compares the unit's word again, in one operation, before it acts.
+//! A thread may read a word from a unit, and read the sheaf after another thread took it. So blocks
+//! never go back to the system: a stale word leads to readable memory. What the thread reads there
+//! may be wrong. So it compares the unit's word again, in one operation, before it acts.
 
 use crate::arena;
 use crate::lock::{Llist, Lock, Rank, Word};

@@ -40,7 +40,7 @@ use pinfold_rseq::{FenceError, fence, is_stepped, possible};
 /// One call of [`tick`] in this many does background work.
 const TICK: u32 = 16;
 
-/// Does a share of the background work on every 16th call, and if another process has a request.
+/// Does a share of the background work on every 16th call, and when another process has a request.
 /// Takes the idle sheaves of this CPU. Then lets one cache, in round-robin order, give back the
 /// memory that it did not need lately. As long as the program uses any cache, unused caches have
 /// their turn too. Returns whether this call did any work.
@@ -125,8 +125,9 @@ impl Descriptor {
         if self.checks() {
             return self.alloc_checked();
         }
-        // On atomics, this is the common path, because the fast path always fails. With restartable
-        // sequences, it helps a thread that has moved to another CPU since its fast path failed.
+        // On the atomic backend, this is the common path, because the fast path always fails. With
+        // restartable sequences, it helps a thread that has moved to another CPU since its fast
+        // path failed.
         let object = self.place(MAIN).pop();
         if !object.is_null() {
             return object;
@@ -170,8 +171,8 @@ impl Descriptor {
             // SAFETY: the caller promises that the object is this cache's and unused.
             return unsafe { self.free_checked(object) };
         }
-        // On atomics, this is the common path. With restartable sequences, it helps a thread that
-        // has moved to another CPU since its fast path failed.
+        // On the atomic backend, this is the common path. With restartable sequences, it helps a
+        // thread that has moved to another CPU since its fast path failed.
         // SAFETY: the caller passes ownership of the object.
         if unsafe { self.place(MAIN).push(object) } {
             return;
@@ -184,8 +185,9 @@ impl Descriptor {
         unsafe { self.free_into(node, spare, object, install) };
     }
 
-    /// Frees an object into `sheaf`, or if it is full or missing into a sheaf from the barn, and
-    /// hands that sheaf to `install`. If there is no sheaf with room, frees the object to its slab.
+    /// Frees an object into `sheaf`, or into a sheaf from the barn if `sheaf` is full or missing.
+    /// Hands the sheaf that took the object to `install`. If there is no sheaf with room, frees the
+    /// object to its slab.
     ///
     /// # Safety
     ///
@@ -226,7 +228,8 @@ impl Descriptor {
     }
 }
 
-/// Moves the sheaves of all CPUs to their barns, for the caches that `caches` accepts.
+/// Moves the sheaves of all CPUs to their barns, for the caches that `caches` accepts. Does nothing
+/// in a signal handler that may not wait for [`STOPPING`].
 ///
 /// 1. Stops each unit: operations that begin later fail, and take the slow paths.
 /// 2. Fences, which ends the operations under way. The fence interrupts the CPUs that run threads

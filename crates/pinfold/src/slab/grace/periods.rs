@@ -14,8 +14,8 @@ pub(super) const PHASE_1: usize = 8;
 /// A set with both phases.
 const BOTH: u8 = 0b11;
 
-/// The state of grace periods, beside the set of phases that the one under way still waits for. The
-/// lock `PERIOD` protects that set.
+/// The state of grace periods, except the set of phases that the one under way still waits for. The
+/// lock `PERIOD` holds that set.
 pub(super) struct Periods {
     /// The phase that readers enter, as the offset of its words in the block: 0 or [`PHASE_1`].
     pub(super) phase: AtomicUsize,

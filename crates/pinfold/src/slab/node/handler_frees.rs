@@ -13,7 +13,7 @@
 //! |---|---|
 //! | ordinary | in the first word |
 //! | hardened | in the first word, encoded with a secret |
-//! | debugged | in the word for the requested size, inverted: a check reads it as "all bytes" |
+//! | debugged | in the word for the requested size, complemented: a check reads it as "all bytes" |
 
 use super::part::{Node, Stock};
 use super::slabs::Slab;
@@ -34,7 +34,7 @@ impl Descriptor {
                 let mask = key::link_masks(object).next();
                 to as usize ^ mask.unwrap_or_default()
             }
-            // The inverse of an address, or of null, is larger than any object's size.
+            // The complement of an address, or of null, is larger than any object's size.
             (None, Some(_)) => !(to as usize),
             (None, None) => to as usize,
         }

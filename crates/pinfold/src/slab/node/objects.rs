@@ -142,8 +142,8 @@ impl Objects {
     }
 
     /// Returns whether the objects are so small that a program which uses them touches most pages
-    /// of their slabs. Guard pages would split huge pages, so a hardened cache's objects do not
-    /// count.
+    /// of their slabs. Guard pages would split huge pages, so a hardened cache's objects never
+    /// count as small.
     pub(crate) fn is_small(&self) -> bool {
         self.geometry.size <= MAX_SMALL && self.hardening.is_none()
     }

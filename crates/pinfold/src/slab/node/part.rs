@@ -39,8 +39,8 @@ const IDLE_FOR: u32 = 450;
 /// objects reach their slabs, and more objects come from the fullest slabs. So the other slabs
 /// drain.
 const SPARSE_CAPACITY: usize = 8;
-/// The largest number of exchanges with small sheaves in one tick (some milliseconds) of the coarse
-/// clock. Later exchanges of the tick use sheaves of full size, so that a burst stays fast.
+/// The largest number of exchanges with small sheaves before the coarse clock advances (some
+/// milliseconds). Later exchanges use sheaves of full size until then, so that a burst stays fast.
 const SPARSE_EXCHANGES: u32 = 256;
 
 /// What the node's lock protects.
@@ -138,7 +138,7 @@ impl Node {
         Some(NonNull::slice_from_raw_parts(nodes, count))
     }
 
-    /// Makes a destroyed cache's node ready for a new cache. A thread that looked at the old cache
+    /// Makes a destroyed cache's node ready for a new cache. A thread that had pinned the old cache
     /// may have put an empty sheaf into the barn since.
     pub(crate) fn renew(&mut self) {
         if let Some(mut stock) = self.stock_after_fork() {
@@ -370,9 +370,10 @@ impl Node {
     }
 
     /// Gives back what was not needed since the last call: objects of full sheaves to their slabs,
-    /// empty slabs to the arena, and pages of free objects to the system. Lets CPUs drain sparse
-    /// slabs again after a burst: with two full sheaves, they need no exchange, which would do it.
-    /// Does nothing if the last call that worked is less than [`IDLE_FOR`] milliseconds ago.
+    /// empty slabs to the arena, and pages of free objects to the system. Also resets the count of
+    /// exchanges, so that sparse slabs drain again after a burst: CPUs with two full sheaves make
+    /// no exchange, which would reset it. Does nothing if the last call that worked is less than
+    /// [`IDLE_FOR`] milliseconds ago.
     pub(crate) fn release_idle(&self, cache: &Descriptor, now: u32) {
         let Some(mut stock) = self.stock() else {
             return;

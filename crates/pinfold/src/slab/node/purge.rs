@@ -18,17 +18,17 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// The number of periods for which a slab must have been left alone before its pages go back.
 pub(crate) const PERIODS: u32 = 2;
-/// The most slabs that one call looks at, and the most that it purges. Few, because the caller
-/// holds the node's lock during the call.
+/// The most slabs that one call visits, and the most that it purges. Few, because the caller holds
+/// the node's lock during the call.
 const LOOKED_AT: usize = 512;
 const MAX_PURGED: usize = 32;
 
 impl Slabs {
     /// Purges partial slabs that were left alone for `periods` periods. Starts where the last call
-    /// ended. Returns whether there are slabs that it has not looked at yet.
+    /// ended. Returns whether there are slabs that it has not visited yet.
     ///
-    /// A slab that moves to another list between two calls may be looked at twice or not at all.
-    /// That does no harm, because such a slab was not left alone.
+    /// A slab that moves to another list between two calls may be visited twice or not at all. That
+    /// does no harm, because such a slab was not left alone.
     pub(crate) fn purge_idle(&mut self, cache: &Objects, periods: u32) -> bool {
         if cache.prepares() {
             return false;

@@ -11,8 +11,8 @@ use crate::slab::checks::debug::write_callers;
 use core::fmt;
 
 impl Descriptor {
-    /// Ends the process, because an address was freed to this cache that cannot be freed to it. The
-    /// caller holds the lock of one of the cache's nodes. The data under this lock is consistent,
+    /// Ends the process because the address in `wrong` cannot be freed to this cache. The caller
+    /// holds the lock of one of the cache's nodes. The data under this lock must be consistent,
     /// because another thread may take the lock before the process has ended.
     #[cold]
     pub(crate) fn refuse(&self, wrong: Wrong) -> ! {

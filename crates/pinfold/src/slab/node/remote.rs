@@ -1,7 +1,7 @@
 //! Nodes: from which node's memory an object comes, and how the object goes back to that node.
 //!
 //! A slab is in the lists of the node whose memory it is, and that node's lock protects the slab's
-//! bits. So an object must go back to its own node, also if a CPU of another node frees it. If each
+//! bits. So an object must go back to its own node, even if a CPU of another node frees it. If each
 //! free did that at once, each would take a distant lock. Instead:
 //!
 //! 1. A free pushes the object on a sheaf of the CPU on which the thread runs, whichever node the
@@ -24,8 +24,8 @@ use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 
 impl Descriptor {
-    /// Gives those of the sheaf's objects that are of nodes other than `node` to their slabs. Takes
-    /// the lock of each of these nodes once.
+    /// Moves the sheaf's objects of nodes other than `node` to their slabs. Takes the lock of each
+    /// of these nodes once.
     pub(crate) fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
         if self.nodes().len() == 1 {
             return;

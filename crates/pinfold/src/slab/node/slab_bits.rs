@@ -156,7 +156,7 @@ impl Slab {
     /// The object is one of `cache`'s, and its slab has not gone back to the arena.
     pub(crate) unsafe fn is_free_now(cache: &Objects, object: *mut u8) -> bool {
         // SAFETY: the caller promises that the slab has not gone back to the arena. `is_free`
-        // accesses no cell.
+        // accesses only atomics.
         unsafe { slab_of(object) }.is_free(cache, object)
     }
 

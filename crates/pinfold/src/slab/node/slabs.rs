@@ -31,7 +31,7 @@
 //!
 //! An object that moves only between callers and sheaves never reaches its slab, and keeps the slab
 //! in use. So while a cache's slabs have many free objects, its sheaves are small and its barn is
-//! empty (`node`). Such slabs are called *sparse* ([`Slabs::is_sparse`]).
+//! empty (`part`). Such slabs are called *sparse* ([`Slabs::is_sparse`]).
 //!
 //! # How many slabs stay empty
 //!
@@ -42,11 +42,12 @@
 //! | other, while the empty slabs of all caches have at most [`MAX_KEPT`] granules | two more |
 //! | of a debugged cache | always two more |
 //!
-//! A debugged cache checks an empty slab before the slab goes back, so that it finds a write to an
-//! object that was its slab's last. A slab with a fault stays until an allocation from it, or a
-//! check of the cache, reports the fault. The slab that became empty first goes back first.
+//! A debugged cache checks an empty slab before the slab goes back, so that it finds writes to the
+//! slab's last freed object too. A slab with a fault stays until an allocation from it, or a check
+//! of the cache, reports the fault. In such a cache, the slab that became empty first goes back
+//! first.
 //!
-//! The other empty slabs go back to the arena at once, where their runs serve any size. Kept slabs
+//! All other empty slabs go back at once to the arena, where their runs serve any size. Kept slabs
 //! that stay empty for a while go back too ([`Slabs::release_idle`]).
 
 use super::geometry::MAX_OBJECTS;
@@ -73,14 +74,14 @@ const LISTS: usize = BINS + 2;
 /// Stands for no list.
 const NONE: usize = LISTS;
 
-/// A node keeps at most one in this many of a cache's slabs empty.
+/// A node keeps up to 1/`SHARE_EMPTY` of a cache's slabs empty.
 const SHARE_EMPTY: usize = 16;
 /// A node keeps this many more empty slabs, while all caches together have few empty slabs.
 const EMPTY_MORE: usize = 2;
 /// All caches together have few empty slabs if these have at most this many granules: 4 MiB.
 const MAX_KEPT: usize = (4 << 20) / GRANULE;
 
-/// Slabs are sparse if more than one in this many of the objects in non-empty slabs is free.
+/// Slabs are sparse only if more than 1/`SHARE_SPARSE` of the objects in non-empty slabs are free.
 const SHARE_SPARSE: usize = 4;
 /// Slabs are sparse only if more than this many bytes in non-empty slabs are free.
 const MIN_SPARSE: usize = 256 << 10;
@@ -262,7 +263,7 @@ impl Slabs {
         Ok(())
     }
 
-    /// Checks all slabs, in builds that check much (`--cfg paranoid`).
+    /// Checks all slabs, in builds with `--cfg paranoid`.
     fn check(&self, cache: &Objects) {
         if cfg!(paranoid) {
             debug_assert!(self.validate(cache).is_ok());

@@ -162,7 +162,7 @@ mod tests {
             before = now;
         }
         assert_eq!(there(&words[0]), [0; EVENTS]);
-        // Counts as a thread does that loaded the address of the old words before the move.
+        // Counts in the old words, as a thread does if it loaded their address before the move.
         node.own_events.add(SlabEvent::FreeRemote, 3);
         assert_eq!(cache.statistics().free_remote, 3);
     }

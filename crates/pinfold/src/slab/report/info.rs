@@ -14,8 +14,8 @@
 //!
 //! Another thread may destroy the cache at any moment. So the reader pins the cache while it reads,
 //! and no other cache gets the descriptor, or the words in the units, during that time
-//! (`registry`). It asks last whether the cache is still alive. If not, it discards everything that
-//! it has read.
+//! (`registry`). At the end, it checks whether the cache is still alive. If not, it discards
+//! everything that it has read.
 
 use crate::arena::GRANULE;
 use crate::cache_units::{CacheId, DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, word};
@@ -73,7 +73,7 @@ pub struct Statistics {
     pub slab_alloc: u64,
     /// Slabs that were given back to the arena.
     pub slab_free: u64,
-    /// Objects allocated from another node, because the wanted node had no memory.
+    /// Objects allocated from another node, because the requested node had no memory.
     pub alloc_node_mismatch: u64,
     /// Objects that a CPU of another node freed. Counted when their sheaf leaves the CPU.
     pub free_remote: u64,
@@ -105,7 +105,7 @@ pub struct Statistics {
 #[derive(Clone, Copy)]
 pub struct Info {
     id: CacheId,
-    /// Which of the caches with this number the view is of.
+    /// The cache's birth, which tells it from other caches with the same number (`registry`).
     birth: u32,
     // Copies of the properties that stay the same as long as the cache lives.
     name: Name,
@@ -160,8 +160,8 @@ impl Info {
         }
     }
 
-    /// Calls `read` with the cache. Returns the default if the cache was destroyed, also if that
-    /// happens during the call.
+    /// Calls `read` with the cache. Returns the default if the cache was destroyed before the call
+    /// or during the call.
     fn read_alive<R: Default>(&self, read: impl FnOnce(&Descriptor) -> R) -> R {
         let cache = pin_same(self.id, self.birth);
         let read = cache.map(|cache| (read(&cache), cache.is_alive()));

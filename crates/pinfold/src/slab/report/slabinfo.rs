@@ -73,7 +73,8 @@ impl fmt::Display for Slabinfo {
 
 /// Writes a cache's line. Writes nothing if the cache was destroyed.
 fn write_line(info: Info, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    // The capacity of sheaves may change, so it is read with the usage, before the last look.
+    // The capacity of sheaves may change, so it is read with the usage, before the check that the
+    // cache still exists.
     let (usage, (capacity, barn)) = (info.usage(), info.sheaves());
     if info.is_destroyed() {
         return Ok(());

@@ -18,7 +18,7 @@ pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
 }
 
 /// Records that a block of class `class`, or of a twin, is used for `size` bytes from now on, so
-/// that the red zone begins behind them. Does nothing if its cache is not debugged.
+/// that the red zone begins after these bytes. Does nothing if its cache is not debugged.
 ///
 /// # Safety
 ///
@@ -47,7 +47,8 @@ pub fn is_in_use(block: *mut u8, class: usize) -> bool {
 
 /// Returns true if `block`, an address in a slab of class `class` or of a twin, may have been
 /// allocated for `size` bytes at a multiple of `align`, or if its cache does not check. Otherwise
-/// reports the fault. An address at which no block in use begins is left to the free.
+/// reports the fault. Does not report an address at which no block in use begins, because the free
+/// reports it.
 #[cold]
 pub fn fits(block: *mut u8, class: usize, size: usize, align: usize) -> bool {
     let smallest = class_of_aligned(size, align);

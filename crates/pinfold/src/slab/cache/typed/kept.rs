@@ -11,7 +11,7 @@
 //!   (`handler_frees`). A constructor with the user's code could take a lock in the wrong order
 //!   there, panic halfway through a slab, or use the cache whose lock is held. Copying a constant
 //!   does none of these.
-//! * A slab goes back to the system without a look at its objects. An object that a signal handler
+//! * A slab goes back to the system without its objects being read. An object that a signal handler
 //!   freed may be made again from the constant. In both cases the old value is forgotten, not
 //!   dropped. So values must not own anything: [`ObjectCache::new`] refuses at compile time a type
 //!   that has something to drop. For values that own memory, use a [`Cache`](super::Cache) of them

@@ -198,7 +198,7 @@ impl<T> fmt::Debug for SharedCache<T> {
 /// ```compile_fail,E0277
 /// # use pinfold::slab::{Shared, SharedCache};
 /// fn shares<T: Sync>(_: &T) {}
-/// // Sync but not Send: what locked the mutex must unlock it.
+/// // Sync but not Send: the thread that locked the mutex must unlock it.
 /// let (cache, mutex) = (SharedCache::new("guards").unwrap(), std::sync::Mutex::new(1));
 /// shares(&cache.alloc(mutex.lock().unwrap()).unwrap());
 /// ```

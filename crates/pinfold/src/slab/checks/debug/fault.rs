@@ -48,8 +48,8 @@ impl SlotLayout {
     ///
     /// # Safety
     ///
-    /// The slot is one of this plan's slots. No other thread writes to the bytes of the slot that
-    /// this function checks.
+    /// The slot is of this layout. No other thread writes to the bytes of the slot that this
+    /// function checks.
     pub(crate) unsafe fn fault(
         &self,
         slot: *mut u8,

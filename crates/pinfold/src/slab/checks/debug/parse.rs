@@ -8,9 +8,9 @@
 //! name     = a cache's name; "*" stands for any text, "?" for any character
 //! ```
 //!
-//! To a cache that a block names, the first such block applies. To any other cache, the last block
-//! without names applies. Empty blocks are ignored. `A` (inject failures) and `O` (no debugging
-//! where slabs would grow) are accepted, but have no effect here.
+//! The first block that names a cache applies to that cache. The last block without names applies
+//! to all other caches. Empty blocks are ignored. `A` (inject failures) and `O` (no debugging where
+//! slabs would grow) are accepted, but have no effect here.
 
 use super::DebugFlags;
 use core::fmt;
@@ -28,7 +28,7 @@ use core::fmt;
 pub struct ParseError {
     /// The letter.
     pub letter: char,
-    /// The letter's place in the text, in bytes from 0.
+    /// The letter's offset in the text, in bytes.
     pub at: usize,
 }
 

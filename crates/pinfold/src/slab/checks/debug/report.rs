@@ -112,7 +112,7 @@ pub struct Report<'r> {
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Where no cache's memory is, the object cannot be another cache's.
+        // If no cache owns the memory at the address, the object is not another cache's.
         let is_nothing = self.kind == Kind::WrongCache && self.other.is_none();
         match is_nothing {
             true => writeln!(
@@ -196,8 +196,9 @@ const PATIENCE: u32 = 20_000;
 /// handler, a report goes to standard error and the process ends.
 ///
 /// The thread that finds a fault calls the handler, and holds none of the library's locks. The
-/// handler may allocate, even from the cache that has the fault. It may wait for deferred frees. It
-/// then does not wait for a deferred free that its own thread was making when it found the fault.
+/// handler may allocate, even from the cache that has the fault. It may wait for deferred frees.
+/// Such a wait leaves out the deferred free that the thread itself was making when it found the
+/// fault.
 ///
 /// ```
 /// use pinfold::slab::debug::{Verdict, on_report};
@@ -212,7 +213,7 @@ const PATIENCE: u32 = 20_000;
 ///     .debug(DebugFlags::RED_ZONE)
 ///     .build()?;
 /// let object = cache.alloc().unwrap();
-/// // SAFETY: behind the object is its red zone, which is memory of the cache's.
+/// // SAFETY: behind the object is its red zone, which is the cache's memory.
 /// unsafe { object.as_ptr().add(64).write(0x12) };
 /// assert_eq!(cache.validate().unwrap_err().errors, 1);
 /// // SAFETY: the object is of this cache.
@@ -279,7 +280,8 @@ pub(crate) fn raise(report: &Report<'_>) {
 ///
 /// The walk may load the unwinder's library, and the loader allocates. So the caller holds no lock
 /// of this library, and has written its message already: a process whose memory is broken may not
-/// survive the walk. Writes nothing if walks are forbidden: the loader's lock may never be free.
+/// survive the walk. Writes nothing if walks are forbidden, because the loader's lock may never be
+/// released.
 #[cold]
 #[inline(never)]
 pub(crate) fn write_callers() {

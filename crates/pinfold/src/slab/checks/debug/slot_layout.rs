@@ -68,7 +68,7 @@ pub enum Part {
 ///     .debug(DebugFlags::RED_ZONE)
 ///     .build()?;
 /// let line = cache.alloc().expect("memory");
-/// // SAFETY: behind the object is its red zone, which is memory of the cache's.
+/// // SAFETY: behind the object is its red zone, which is the cache's memory.
 /// unsafe { line.as_ptr().add(64).write(0) };
 /// let what = cache.validate().unwrap_err().what;
 /// assert!(matches!(what, Kind::Overwritten(byte) if byte.offset == 64 && byte.found == 0));
@@ -208,8 +208,8 @@ impl SlotLayout {
         }
     }
 
-    /// Marks a slot's object as free, and fills its red zones and the object with the bytes for
-    /// that.
+    /// Marks a slot's object as free, and fills its red zones and the object with the bytes of a
+    /// free slot.
     ///
     /// # Safety
     ///

@@ -12,8 +12,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32};
 /// this crate, and the loader has its own locks.
 static LOADED: AtomicBool = AtomicBool::new(false);
 
-/// The kernel's ids of the threads that walk their stack before `LOADED` is set. Unused places are
-/// 0.
+/// The TIDs of the threads that walk their stack before `LOADED` is set. Unused entries are 0.
 static WALKERS: [AtomicI32; 16] = [const { AtomicI32::new(0) }; 16];
 
 /// The most callers that a track keeps.
@@ -88,7 +87,7 @@ impl Track {
         track
     }
 
-    /// Returns the kernel's id of the thread, or 0 for a track that records nothing.
+    /// Returns the thread's TID, or 0 for a track that records nothing.
     pub fn thread(&self) -> i32 {
         self.thread
     }
@@ -120,8 +119,8 @@ impl Track {
     }
 }
 
-/// Takes a place in `WALKERS` for `thread`. Returns `None` if the thread has a place already, or
-/// all places are taken.
+/// Takes an entry of `WALKERS` for `thread`. Returns `None` if the thread has an entry already, or
+/// all entries are taken.
 fn enter(thread: i32) -> Option<&'static AtomicI32> {
     if WALKERS.iter().any(|walker| walker.load(Relaxed) == thread) {
         return None;
