@@ -217,7 +217,7 @@ impl Setting {
         self.values
     }
 
-    /// Returns what holds if the variable is not set, in words.
+    /// Returns the variable's default, in words.
     pub fn default(&self) -> &'static str {
         self.default
     }

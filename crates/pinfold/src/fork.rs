@@ -17,14 +17,14 @@
 //! * First, the forking thread waits for holders of Pinfold's locks. These holders wait only for
 //!   other locks of Pinfold.
 //! * A handler may interrupt a holder and then allocate. A thread that allocates or frees through
-//!   malloc never waits for the forking thread: it takes the other way that handlers take (module
+//!   malloc never waits for the forking thread: it does without the lock, as handlers do (module
 //!   `lock`). So the handler returns, and the holder goes on.
 //! * Next, the forking thread waits for locks of the C library and of the program. A thread that
 //!   holds such a lock never waits for the fork in malloc, so it goes on and gives the lock back.
 //! * A thread that holds a lock never finds an inner lock held by the forking thread. The forking
 //!   thread takes the outermost lock first, and gives the innermost lock back first.
-//! * Objects of a [`KmemCache`](crate::slab::KmemCache) have no other way: allocating and freeing
-//!   them waits until the fork is over.
+//! * Objects of a [`KmemCache`](crate::slab::KmemCache) cannot be allocated or freed without the
+//!   lock, so these calls wait until the fork is over.
 //!
 //! # Callers
 //!

@@ -37,7 +37,6 @@ extern "C" fn find() -> *mut c_void {
     next
 }
 
-/// Loads nothing.
 extern "C" fn open_nothing(_: *const c_char, _: c_int) -> *mut c_void {
     core::ptr::null_mut()
 }

@@ -66,7 +66,6 @@ extern "C" fn walk_nothing(_: Step, _: *mut c_void) -> c_int {
 /// each is the place of its address in `FOUND`, in bytes.
 macro_rules! found_later {
     ($($at:literal $name:literal)*) => {
-        /// The names of the functions.
         const NAMES: &[&CStr] = &[$(
             match CStr::from_bytes_with_nul(concat!($name, "\0").as_bytes()) {
                 Ok(name) => name,

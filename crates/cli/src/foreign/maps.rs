@@ -12,7 +12,6 @@ const MAX_LINE: usize = 20_000;
 /// paths are short.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// A mapping.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mapping {
     pub start: u64,

@@ -288,7 +288,6 @@ impl Stat {
         self.0.iter().rposition(|&byte| byte == b')')
     }
 
-    /// Returns the name.
     pub fn name(&self) -> Option<&[u8]> {
         let start = self.0.iter().position(|&byte| byte == b'(')?;
         self.0.get(start + 1..self.name_end()?)

@@ -67,7 +67,6 @@ impl Values {
     }
 }
 
-/// A call stack.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stack {
     /// Indexes in [`Profile::locations`], innermost first.

@@ -56,8 +56,8 @@ impl Bucket {
     }
 }
 
-/// Moved pages become a huge block only while fewer huge blocks exist than this part (1/8) of the
-/// mappings that the kernel allows a process.
+/// Moved pages become a huge block only while there are fewer huge blocks than the mappings that
+/// the kernel allows a process, divided by this number.
 const SHARE_MOVED: usize = 8;
 
 /// Blocks in the table.

@@ -49,7 +49,6 @@ static FIGURES: [Figures; MAX_NODES] = [const {
     }
 }; MAX_NODES];
 
-/// A figure of a node.
 #[derive(Clone, Copy)]
 enum Figure {
     Used,

@@ -321,9 +321,9 @@ impl Arena {
             let Some(head) = absent.or_else(|| self.add_region(node, dense)) else {
                 return false;
             };
-            // The mapped granules join the clean run before them, so only the rest is needed.
-            // `take` does not look at every run, so that run alone may be long enough. Then one is
-            // mapped.
+            // The mapped granules join the clean run before them, so only the rest is needed. At
+            // least one is mapped, because `take` may have overlooked a clean run that is long
+            // enough.
             let before = self.free.clean_before(head);
             let needed = granules.saturating_sub(before).max(1);
             match self.map_front(node, head, needed) {

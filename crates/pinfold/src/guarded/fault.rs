@@ -203,7 +203,6 @@ fn installed() -> Option<libc::sigaction> {
     known.then_some(now)
 }
 
-/// Returns whether two actions are the same.
 fn is_same(one: &libc::sigaction, other: &libc::sigaction) -> bool {
     // The kernel knows 64 signals. The bytes behind them may hold anything, so they are not
     // compared.

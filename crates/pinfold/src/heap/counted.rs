@@ -11,7 +11,6 @@ use crate::segment::{CLASSES, Call};
 use crate::slab::kmalloc;
 use crate::vmstat::VmEvents;
 
-/// The counts.
 pub(super) static CALLS: VmEvents<Call> = VmEvents::new();
 
 const _: () = assert!(kmalloc::CLASSES <= CLASSES);

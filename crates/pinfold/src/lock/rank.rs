@@ -18,7 +18,7 @@ pub enum Rank {
     Fork,
     /// The thresholds that follow the online CPUs. A holder takes counters' shards.
     Thresholds,
-    /// The counters' shards. No thread holds them together with a lock below.
+    /// The counters' shards. No thread holds them together with a lock of a rank below.
     Shards,
     /// The blocks in the per-CPU units. A holder takes no other lock.
     Units,

@@ -391,7 +391,6 @@ pub struct Totals {
     pub dropped: u64,
 }
 
-/// Adds up all records.
 pub(super) fn totals() -> Totals {
     let dropped = head().map_or(0, |head| head.dropped.load(Relaxed));
     let none = Totals {

@@ -48,7 +48,7 @@ pub(super) fn takes_loader_lock(address: usize) -> bool {
     // SAFETY: `see` expects a `Seen`, which lives until the call returns.
     unsafe { libc::dl_iterate_phdr(Some(see), (&raw mut seen).cast()) };
     // In `libpinfold.so`, and in a program at a fixed address, the name stands for code that jumps
-    // to the unwinder's library. So that library is looked at.
+    // to the unwinder's library. So the relocations of `libgcc_s.so.1` decide.
     let asks_without_lock = match seen.libgcc {
         Some(libgcc) if seen.is_own => libgcc,
         _ => seen.unwinder.unwrap_or(false),

@@ -6,7 +6,7 @@ use core::cmp::Ordering;
 impl<I: Item> VmStat<I> {
     /// Compares an item's total over all zones with `with`.
     ///
-    /// If [`read`](Self::read) differs from `with` by more than its error bound, this decides.
+    /// Decides from [`read`](Self::read) if this differs from `with` by more than its error bound.
     /// Otherwise takes the exact [`sum`](Self::sum). Interrupts no CPU.
     ///
     /// ```

@@ -132,7 +132,7 @@ impl<'f> Symbols<'f> {
 
     /// Returns the name of the function at `address`, as the compiler wrote it.
     pub fn name(&self, address: u64) -> Option<String> {
-        // The symbols to look at, because a function may lie within another one's range.
+        // How many symbols to look at, because a function may lie within another one's range.
         const OUTER: usize = 8;
         let after = self.rows.partition_point(|row| row.start <= address);
         let before = self.rows[..after].iter().rev();

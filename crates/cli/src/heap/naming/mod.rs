@@ -254,7 +254,6 @@ impl Reader<'_> {
         }
     }
 
-    /// Reads all answers.
     fn read(
         &mut self,
         mut from: ChildStdout,
