@@ -12,12 +12,10 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(name = "pinfold-bench", version)]
 pub struct Args {
-    /// What to measure.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What to measure.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Slab(SlabArgs),

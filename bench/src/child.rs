@@ -28,7 +28,6 @@ pub fn command(subject: SubjectName) -> Result<Command> {
 }
 
 impl Child {
-    /// Starts a process that measures `subject`.
     pub fn start(subject: SubjectName, setup: Setup) -> Result<Child> {
         let mut command = command(subject)?;
         command.args(["slab-child", "--subject", subject.name()]);
@@ -50,7 +49,6 @@ impl Child {
         })
     }
 
-    /// Has the child measure one cell.
     pub fn ask(&mut self, cell: Cell) -> Result<Vec<Timing>> {
         let question = serde_json::to_string(&cell)?;
         let pipe = self.questions.as_mut().context("the child has no pipe")?;

@@ -28,19 +28,16 @@ pub struct Cell {
 /// A subject ready to be measured. A whole cell is one dynamic call, and nothing inside its loop
 /// is.
 pub trait Runner {
-    /// Measures one cell once.
     fn measure(&mut self, cell: Cell) -> Result<Vec<Timing>>;
 }
 
 impl Setup {
-    /// Starts the threads.
     pub fn pool(self) -> Result<Rc<Pool>> {
         let limit = self.threads.map(|threads| threads as usize);
         Ok(Rc::new(Pool::new(limit, OBJECTS, self.warmup)?))
     }
 }
 
-/// A subject in this process.
 pub struct Local {
     name: SubjectName,
     pool: Rc<Pool>,

@@ -33,7 +33,6 @@ const ADDS_AGAINST_A_SUM: usize = 16;
 const SIXTEEN_ADDS: &str = "atomic-own-16-adds";
 const MIN_ROUNDS: usize = 5;
 
-/// All results of a run.
 pub struct Measured {
     pub machine: Machine,
     pub subjects: Vec<Name>,

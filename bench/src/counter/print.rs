@@ -8,7 +8,6 @@ use super::{Measured, SHARDS_AGAINST_ADDS};
 use pinfold_lab::output::Table;
 use pinfold_lab::stats;
 
-/// Formats all results.
 pub fn text(measured: &Measured) -> String {
     let mut text = adds(measured)
         + &sums(measured)

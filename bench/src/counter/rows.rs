@@ -58,7 +58,6 @@ pub struct Row {
 }
 
 impl Row {
-    /// Makes a row without figures.
     pub fn new(subject: &'static str, op: Op) -> Row {
         Row {
             subject,
@@ -108,7 +107,6 @@ pub fn add(rows: &[Row], subject: Name, threads: usize) -> Option<f64> {
     adds(rows, subject, threads, 1)?.cycles
 }
 
-/// Returns the cycles of a subject's sums.
 pub fn sum(rows: &[Row], subject: &str) -> Option<f64> {
     let row = rows
         .iter()

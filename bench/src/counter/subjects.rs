@@ -6,7 +6,6 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 pinfold_lab::names! {
-    /// The subjects.
     pub enum Name {
         /// `EventCounter::inc`.
         PinfoldEvent = "pinfold-event",
@@ -40,7 +39,6 @@ pub trait Subject: Sync + Sized {
     /// Called by a thread that has added everything.
     fn finish(&self) {}
 
-    /// Returns the sum of all adds.
     fn sum(&self) -> i64;
 }
 
@@ -138,7 +136,6 @@ impl Subject for Atomic {
     }
 }
 
-/// One atomic for each thread.
 pub struct AtomicOwn(Vec<Atomic>);
 
 impl Subject for AtomicOwn {

@@ -14,7 +14,6 @@ use std::sync::{Arc, Barrier};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-/// Bytes that each thread allocates.
 const PER_THREAD: usize = 1 << 20;
 
 /// Bytes of stack that each thread touches before the baseline, so that an allocator's use of the

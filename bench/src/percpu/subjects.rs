@@ -59,7 +59,6 @@ static PAIR: PerCpuPair<u64, u64> = PerCpuPair::new();
 static LIST: PerCpuList<u64> = PerCpuList::new();
 static RING: PerCpuRing<4, { TURNS as usize }> = PerCpuRing::new();
 
-/// The items of the list.
 struct Items(UnsafeCell<[Node<u64>; TURNS as usize]>);
 
 // SAFETY: only `list_push` uses the items, from one thread at a time.

@@ -43,7 +43,6 @@ struct Report {
     timed_out: bool,
 }
 
-/// Runs `program` once under `subject`.
 pub fn once(
     cache: &Cache,
     program: &Program,

@@ -114,7 +114,6 @@ impl Program {
     }
 }
 
-/// Finds an installed program.
 pub fn installed(name: &str) -> Result<PathBuf> {
     prepare::tool(name).with_context(|| format!("there is no {name}; install it"))
 }
@@ -133,7 +132,6 @@ fn postgres_user() -> Option<u32> {
     is_root.then_some(NOBODY)
 }
 
-/// Makes an empty database cluster.
 fn database(cache: &Cache) -> Result<()> {
     let folder = cache.input.join("postgres");
     if folder.join("made").is_file() {
@@ -145,15 +143,8 @@ fn database(cache: &Cache) -> Result<()> {
     if let Some(user) = postgres_user() {
         chown(&folder, Some(user), Some(user))?;
         let (user, group) = (format!("--reuid={user}"), format!("--regid={user}"));
-        words.splice(
-            0..0,
-            [
-                "setpriv".to_owned(),
-                user,
-                group,
-                "--clear-groups".to_owned(),
-            ],
-        );
+        let setpriv = ["setpriv", &user, &group, "--clear-groups"];
+        words.splice(0..0, setpriv.map(str::to_owned));
     }
     let options = "--no-sync --no-locale --encoding=UTF8 --username=postgres -D";
     words.extend(options.split(' ').map(str::to_owned));

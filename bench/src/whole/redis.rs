@@ -14,19 +14,10 @@ use std::time::{Duration, Instant};
 pub const NAME: &str = "redis";
 
 /// The arguments of redis-benchmark, for one call after the other.
-const REQUESTS: [&[&str]; 3] = [
-    &["-t", "set", "-r", "100000", "-d", "300", "-n", "400000"],
-    &[
-        "-t",
-        "lpush,sadd,hset,zadd",
-        "-r",
-        "100000",
-        "-d",
-        "60",
-        "-n",
-        "100000",
-    ],
-    &["-t", "get,lrange_100", "-r", "100000", "-n", "40000"],
+const REQUESTS: [&str; 3] = [
+    "-t set -r 100000 -d 300 -n 400000",
+    "-t lpush,sadd,hset,zadd -r 100000 -d 60 -n 100000",
+    "-t get,lrange_100 -r 100000 -n 40000",
 ];
 
 /// Starts the server under `subject` as `call` says, sends requests to it, and stops it.
@@ -50,7 +41,8 @@ pub fn once(cache: &Cache, call: &Call, subject: &Subject, settings: Settings) -
         .context("the cache folder's path is not UTF-8; give another --cache")?;
     let start = Instant::now();
     for requests in REQUESTS {
-        let arguments = [&["-s", path, "-q", "-P", "16", "-c", "20"], requests].concat();
+        let mut arguments = vec!["-s", path, "-q", "-P", "16", "-c", "20"];
+        arguments.extend(requests.split(' '));
         launch::helper("redis-benchmark", &arguments)?;
     }
     let seconds = start.elapsed().as_secs_f64();

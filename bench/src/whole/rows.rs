@@ -128,7 +128,6 @@ pub enum Cost {
 }
 
 impl Cost {
-    /// Returns the cost of `row`'s program.
     pub fn of(self, row: &Row) -> Option<f64> {
         match self {
             Cost::Time => row.seconds,
@@ -145,7 +144,6 @@ pub fn subjects(rows: &[Row]) -> Vec<&str> {
     stats::distinct(rows.iter().map(|row| row.subject.as_str()))
 }
 
-/// Returns the row of one program and subject.
 pub fn find<'a>(rows: &'a [Row], program: &str, subject: &str) -> Option<&'a Row> {
     rows.iter()
         .find(|row| row.program == program && row.subject == subject)

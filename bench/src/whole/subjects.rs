@@ -59,17 +59,8 @@ static KNOWN: LazyLock<Vec<Known>> = LazyLock::new(|| {
 pub const PROFILED: &str = "-profiled";
 
 /// The arguments that compile every peer from a crate.
-const COMMON: [&str; 7] = [
-    "-O3",
-    "-DNDEBUG",
-    "-fPIC",
-    "-shared",
-    "-ftls-model=initial-exec",
-    "-pthread",
-    "-w",
-];
+const COMMON: &str = "-O3 -DNDEBUG -fPIC -shared -ftls-model=initial-exec -pthread -w";
 
-/// Parses `--subjects` and `--pinfold`.
 pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
     let mut specs = Vec::new();
     let mut names = HashSet::new();
@@ -226,7 +217,7 @@ fn from_crate(cache: &Cache, package: &str, known: &Known) -> Result<PathBuf> {
     let mut arguments = known.compile.clone();
     // Only x86-64 has this instruction.
     arguments.retain(|word| word != "-mcx16" || cfg!(target_arch = "x86_64"));
-    arguments.extend(COMMON.map(str::to_owned));
+    arguments.extend(COMMON.split(' ').map(str::to_owned));
     let below = |part: &String| folder.join(part).display().to_string();
     let includes = known.includes.iter().map(below);
     arguments.extend(includes.map(|folder| format!("-I{folder}")));

@@ -18,7 +18,6 @@ const SMALL: f64 = 10.0 * MIB;
 const TIME_GOAL: f64 = 0.95;
 const MEMORY_GOAL: f64 = 1.0;
 
-/// Formats all results.
 pub fn text(rows: &[Row], rounds: u32) -> String {
     let mut text = format!(
         "Medians of {rounds} round(s), with the least and the most in brackets. x {BASE} and x best are ratios to {BASE} and to the best peer of the program.\n"

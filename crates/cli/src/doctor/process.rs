@@ -65,7 +65,6 @@ struct Cgroup {
     kills: u64,
 }
 
-/// Returns the verdicts on process `pid`.
 pub fn verdicts(pid: u32) -> Result<Verdicts> {
     let source = Source::open(pid).with_context(|| format!("process {pid}"))?;
     let files = foreign::Process::open(pid).with_context(|| format!("process {pid}"))?;

@@ -30,7 +30,6 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Parses a line without its end.
     pub fn parse(line: &[u8]) -> Option<Mapping> {
         let mut words = line.splitn(6, |&byte| byte == b' ');
         let (start, end) = pair(words.next()?, b'-')?;

@@ -126,8 +126,7 @@ fn reopen(found: BorrowedFd<'_>, access: OFlags) -> io::Result<File> {
 pub fn open_own(path: &Path) -> Result<File, Unopened> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let found = openat(CWD, path, flags, Mode::empty())?;
-    // SAFETY: the call has no preconditions.
-    if fstat(&found)?.st_uid != unsafe { libc::geteuid() } {
+    if fstat(&found)?.st_uid != rustix::process::geteuid().as_raw() {
         return Err(Unopened::System(ErrorKind::PermissionDenied.into()));
     }
     open_found(found.as_fd())

@@ -82,7 +82,6 @@ impl Process {
         Process::at(&PathBuf::from(format!("/proc/{pid}")), pid)
     }
 
-    /// Opens this process's own folder.
     pub fn own() -> io::Result<Process> {
         // With the dot, the kernel follows the link before it in spite of `NOFOLLOW`.
         Process::at(Path::new("/proc/self/."), std::process::id())
@@ -173,7 +172,6 @@ impl Process {
         Ok(Stat(self.read("stat", MAX_TEXT)?))
     }
 
-    /// Reads the process's `status`.
     pub fn status(&self) -> io::Result<Fields> {
         self.fields("status")
     }
@@ -246,7 +244,6 @@ pub fn system_fields(path: &Path) -> io::Result<Fields> {
     Ok(Fields(bytes))
 }
 
-/// Parses a decimal number.
 pub fn number<N: std::str::FromStr>(bytes: &[u8]) -> Option<N> {
     str::from_utf8(bytes).ok()?.parse().ok()
 }
@@ -299,7 +296,6 @@ impl Stat {
         rest.split(|&byte| byte == b' ').nth(nth.checked_sub(3)?)
     }
 
-    /// Returns the number in field `nth`.
     pub fn number(&self, nth: usize) -> Option<u64> {
         number(self.word(nth)?)
     }

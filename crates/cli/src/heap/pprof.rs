@@ -251,25 +251,17 @@ pub fn decode(bytes: &[u8]) -> Result<Profile> {
             .and_then(|id| proto.string_table.get(id));
         found.cloned().unwrap_or_default()
     };
-    let types: Vec<String> = proto
-        .sample_type
-        .iter()
-        .map(|kind| text(kind.kind))
-        .collect();
-    if types != TYPES.map(|(kind, _)| kind) {
+    let types = proto.sample_type.iter().map(|kind| text(kind.kind));
+    if !types.eq(TYPES.map(|(kind, _)| kind)) {
         bail!("this pprof file is not a heap profile of `pinfold heap`");
     }
-    let functions: HashMap<u64, &Function> = proto
+    let functions = proto
         .function
         .iter()
-        .map(|function| (function.id, function))
-        .collect();
-    let mapping_ids: HashMap<u64, usize> = proto
-        .mapping
-        .iter()
-        .enumerate()
-        .map(|(nth, mapping)| (mapping.id, nth))
-        .collect();
+        .map(|function| (function.id, function));
+    let functions: HashMap<u64, &Function> = functions.collect();
+    let mapping_ids = (proto.mapping.iter().zip(0..)).map(|(mapping, nth)| (mapping.id, nth));
+    let mapping_ids: HashMap<u64, usize> = mapping_ids.collect();
     let locations = proto.location.iter().map(|location| Location {
         address: location.address,
         mapping: mapping_ids.get(&location.mapping_id).copied(),
@@ -288,12 +280,8 @@ pub fn decode(bytes: &[u8]) -> Result<Profile> {
         // Only the allocator's frames need a symbol, and a file has none of them.
         symbol: String::new(),
     });
-    let places: HashMap<u64, usize> = proto
-        .location
-        .iter()
-        .enumerate()
-        .map(|(nth, location)| (location.id, nth))
-        .collect();
+    let places = (proto.location.iter().zip(0..)).map(|(location, nth)| (location.id, nth));
+    let places: HashMap<u64, usize> = places.collect();
     let stacks = proto.sample.iter().map(|sample| {
         let value = |nth: usize| sample.value.get(nth).map_or(0.0, |&value| value as f64);
         Stack {

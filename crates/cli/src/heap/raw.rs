@@ -56,7 +56,6 @@ fn half(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 impl Raw {
-    /// Reads the profile of process `pid`.
     pub fn of_process(pid: u32) -> Result<Raw> {
         let process = || format!("process {pid}");
         let open = || Process::open(pid).map_err(Unreadable::from);
@@ -127,7 +126,6 @@ impl Raw {
     }
 }
 
-/// Returns nanoseconds since the epoch.
 pub fn nanoseconds(time: SystemTime) -> i64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)

@@ -15,25 +15,23 @@ pub enum What {
 }
 
 impl What {
-    pub fn bytes(self, values: &Values) -> f64 {
+    fn of<T>(self, in_use: T, allocated: T) -> T {
         match self {
-            What::InUse => values.bytes,
-            What::Allocated => values.allocated_bytes,
+            What::InUse => in_use,
+            What::Allocated => allocated,
         }
+    }
+
+    pub fn bytes(self, values: &Values) -> f64 {
+        self.of(values.bytes, values.allocated_bytes)
     }
 
     pub fn objects(self, values: &Values) -> f64 {
-        match self {
-            What::InUse => values.objects,
-            What::Allocated => values.allocated_objects,
-        }
+        self.of(values.objects, values.allocated_objects)
     }
 
     pub fn word(self) -> &'static str {
-        match self {
-            What::InUse => "in use",
-            What::Allocated => "allocated",
-        }
+        self.of("in use", "allocated")
     }
 }
 
@@ -64,10 +62,7 @@ fn rounded(n: f64, digits: usize) -> String {
 /// Returns the line that sums the profile up.
 pub fn summary(profile: &Profile, what: What) -> String {
     let totals = profile.totals();
-    let samples = match what {
-        What::InUse => profile.samples,
-        What::Allocated => profile.all_samples,
-    };
+    let samples = what.of(profile.samples, profile.all_samples);
     let (all, objects) = (what.bytes(&totals), what.objects(&totals));
     let blocks = match rounded(objects, 0) {
         one if one == "1" => "1 block".to_owned(),
@@ -90,10 +85,7 @@ pub fn summary(profile: &Profile, what: What) -> String {
         ),
     });
     if let Some((_, old_in_use, old_all)) = &profile.older {
-        let old = match what {
-            What::InUse => old_in_use,
-            What::Allocated => old_all,
-        };
+        let old = what.of(old_in_use, old_all);
         lines.add(format_args!(
             "estimated from {samples} and {old} samples, lately one in {}",
             bytes(profile.interval as f64)

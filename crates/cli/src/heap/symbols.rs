@@ -47,7 +47,6 @@ pub struct Values {
 }
 
 impl Values {
-    /// Adds `other`, `times` times.
     pub fn add(&mut self, other: &Values, times: f64) {
         self.allocated_objects += times * other.allocated_objects;
         self.allocated_bytes += times * other.allocated_bytes;
@@ -96,31 +95,20 @@ pub struct Profile {
     pub stacks: Vec<Stack>,
 }
 
-/// Functions of an allocator that a program calls, and functions between them and the allocator:
-/// their names, or how these begin.
-const ENTRIES: [&str; 22] = [
-    "malloc",
-    "calloc",
-    "realloc",
-    "reallocarray",
-    "memalign",
-    "aligned_alloc",
-    "posix_memalign",
-    "valloc",
-    "pvalloc",
-    "operator new",
+/// Functions of an allocator that a program calls.
+const ENTRIES: &str = "malloc calloc realloc reallocarray memalign aligned_alloc posix_memalign \
+    valloc pvalloc __libc_malloc __libc_calloc __libc_realloc _Znwm _Znam";
+
+/// How the names of other such functions begin, and of functions between them and the allocator.
+const BEGINNINGS: [&str; 8] = [
     "pinfold",
-    "__libc_malloc",
-    "__libc_calloc",
-    "__libc_realloc",
+    "<pinfold",
+    "operator new",
     "__rust_alloc",
     "__rust_realloc",
     "__rustc::__rust",
     "alloc::alloc::",
     "<alloc::alloc::Global",
-    "<pinfold",
-    "_Znwm",
-    "_Znam",
 ];
 
 /// Returns whether a location belongs to the allocator, not to the program.
@@ -131,13 +119,8 @@ fn is_own(location: &Location, mappings: &[Mapping]) -> bool {
     let file = path.and_then(|path| Path::new(path).file_name()?.to_str());
     let in_library = file.is_some_and(|file| file.starts_with("libpinfold"));
     let is_entry = |name: &str| {
-        ENTRIES.iter().any(|entry| match *entry {
-            "pinfold" | "operator new" => name.starts_with(entry),
-            _ if entry.ends_with(':') || entry.starts_with('<') || entry.starts_with("__rust") => {
-                name.starts_with(entry)
-            }
-            _ => name == *entry,
-        })
+        ENTRIES.split(' ').any(|entry| entry == name)
+            || BEGINNINGS.iter().any(|start| name.starts_with(start))
     };
     let mut functions = location.lines.iter().map(|line| line.function.as_str());
     in_library
@@ -240,7 +223,6 @@ impl Profile {
         }
     }
 
-    /// Returns the sums over all call stacks.
     pub fn totals(&self) -> Values {
         let mut totals = Values::default();
         for stack in &self.stacks {

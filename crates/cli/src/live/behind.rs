@@ -65,7 +65,6 @@ impl Behind {
         Ok(None)
     }
 
-    /// Reads the segment.
     pub fn snapshot(&self) -> Result<Snapshot, Unreadable> {
         self.check()?;
         let read = |at: usize, size| self.memory.read(self.head + at as u64, size);

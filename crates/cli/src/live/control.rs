@@ -167,7 +167,6 @@ fn anonymous_kib(pid: u32) -> Option<u64> {
 /// A change that the user asks for: the setting's number, the setting, and its new value.
 type Change = (usize, &'static Changeable, u64);
 
-/// Reads `NAME=VALUE`.
 fn change(text: &str) -> Result<Change> {
     let known = || {
         SETTINGS

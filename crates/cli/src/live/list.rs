@@ -81,7 +81,6 @@ const LOOK: Duration = Duration::from_secs(10);
 /// How long the reads of one process may take. Usually they take some milliseconds.
 const EACH: Duration = Duration::from_secs(2);
 
-/// Finds all processes.
 pub fn sources() -> Result<Found> {
     // The process with which the last look ended. The next one begins behind it, so that slow
     // processes do not hide others from each look.
@@ -200,8 +199,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         ));
     }
     // Root may look at almost all processes, and has no use for the few others.
-    // SAFETY: the call has no preconditions.
-    let is_root = unsafe { libc::geteuid() } == 0;
+    let is_root = rustix::process::geteuid().is_root();
     if found.hidden > 0 && (!is_root || rows.is_empty()) {
         let hidden = match found.hidden {
             1 => "1 other process".to_owned(),

@@ -10,7 +10,6 @@ use std::ptr::null_mut;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// A process's mailbox.
 pub struct Mail {
     page: Page,
     process: Process,
@@ -54,7 +53,6 @@ pub const LONGEST_PAUSE: Duration = Duration::from_millis(2);
 const CLOSE_AFTER: Duration = Duration::from_millis(20);
 
 impl Mail {
-    /// Opens the mailbox of process `pid`.
     pub fn open(pid: u32) -> Result<Mail, Unreadable> {
         let process = Process::open(pid)?;
         let inner = process.inner_pid()?;

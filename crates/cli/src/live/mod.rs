@@ -30,7 +30,6 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Formats bytes in MiB.
 pub fn mib(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
@@ -40,7 +39,6 @@ fn per_second(seconds: Option<f64>, before: u64, now: u64) -> f64 {
     seconds.map_or(0.0, |seconds| now.saturating_sub(before) as f64 / seconds)
 }
 
-/// Names the backend of a process.
 pub fn backend_name(number: u32) -> &'static str {
     match number {
         1 => "rseq-cpu",

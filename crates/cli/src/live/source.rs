@@ -115,7 +115,6 @@ impl From<io::Error> for Unreadable {
 }
 
 impl Source {
-    /// Opens the segment of process `pid`.
     pub fn open(pid: u32) -> Result<Source, Unreadable> {
         let process = Process::open(pid)?;
         let inner = process.inner_pid()?;
@@ -249,7 +248,6 @@ fn ticks_per_second() -> f64 {
     ticks.max(1) as f64
 }
 
-/// Returns the name of a process's program.
 pub fn name(pid: u32) -> String {
     let name = Process::open(pid).and_then(|process| process.name());
     name.unwrap_or_default()

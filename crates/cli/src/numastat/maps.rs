@@ -67,7 +67,6 @@ impl Usage {
         self.0.get(&(node, kind)).copied().unwrap_or(0)
     }
 
-    /// Returns the bytes of all kinds.
     pub fn total(&self, node: usize) -> u64 {
         let kinds = [Kind::Huge, Kind::Heap, Kind::Stack, Kind::Private];
         kinds.iter().fold(0, |sum: u64, &kind| {
@@ -75,7 +74,6 @@ impl Usage {
         })
     }
 
-    /// Returns the nodes that have pages.
     pub fn nodes(&self) -> NodeSet {
         self.0.keys().map(|&(node, _)| node).collect()
     }

@@ -30,7 +30,6 @@ pub struct Table<'t> {
 }
 
 impl Table<'_> {
-    /// Formats the table.
     pub fn text(mut self, form: Form) -> String {
         let sum = |row: &[u64]| {
             row.iter()
@@ -89,7 +88,6 @@ fn number(bytes: u64, form: Form) -> String {
     format!("{:.digits$}", bytes as f64 / MIB)
 }
 
-/// Formats the table of one process.
 pub fn of(report: &Report, form: Form) -> String {
     let row = |name: &str, row: &[u64]| (name.to_owned(), row.to_vec());
     let table = Table {

@@ -7,7 +7,6 @@ use pinfold_malloc::settings::POLICY;
 use serde::Serialize;
 use std::fmt;
 
-/// Number of pages shown.
 const PAGES: u64 = 8;
 /// The most rows shown: of fallback orders, and of nodes per line of weights.
 const ROWS: usize = 8;

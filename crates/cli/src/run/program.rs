@@ -4,6 +4,7 @@ use object::Endianness;
 use object::elf::{DT_NEEDED, FileHeader64};
 use object::read::ReadCache;
 use object::read::elf::{Dyn, FileHeader};
+use rustix::process::{getegid, geteuid};
 use std::ffi::{CString, OsStr};
 use std::fmt;
 use std::fs::{self, File};
@@ -18,7 +19,6 @@ const SCRIPTS_DEEP: usize = 5;
 /// Bytes read of a file: more than any program header table takes.
 const HEAD: u64 = 16 << 10;
 
-/// An executable command.
 pub struct Program {
     /// The file to execute.
     pub path: PathBuf,
@@ -177,10 +177,7 @@ fn gains_privileges(path: &Path) -> bool {
     let Ok(metadata) = fs::metadata(path) else {
         return false;
     };
-    let (uid, gid) = (
-        crate::run::signals::effective_uid(),
-        crate::run::signals::effective_gid(),
-    );
+    let (uid, gid) = (geteuid().as_raw(), getegid().as_raw());
     let setuid = metadata.mode() & 0o4000 != 0 && metadata.uid() != uid;
     let setgid = metadata.mode() & 0o2010 == 0o2010 && metadata.gid() != gid;
     let capabilities = uid != 0

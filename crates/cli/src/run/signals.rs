@@ -1,4 +1,4 @@
-//! System calls that `run` needs and std does not offer: signals, and ids that `exec` may change.
+//! System calls that `run` needs and std does not offer: signals, and the capabilities of files.
 #![allow(unsafe_code, reason = "calls of the C library")]
 
 use anyhow::Result;
@@ -112,17 +112,6 @@ pub fn prepare_child(command: &mut Command) {
     }
 }
 
-pub fn effective_uid() -> u32 {
-    // SAFETY: the call takes no arguments and touches no memory.
-    unsafe { libc::geteuid() }
-}
-
-pub fn effective_gid() -> u32 {
-    // SAFETY: the call takes no arguments and touches no memory.
-    unsafe { libc::getegid() }
-}
-
-/// Returns whether a file has capabilities.
 pub fn has_capabilities(path: &CStr) -> bool {
     // SAFETY: both strings end with a NUL. With a size of 0 the kernel writes nothing.
     unsafe {

@@ -33,7 +33,6 @@ pub trait Debug {
     fn by_name(&self, name: &[u8]) -> Vec<File>;
 }
 
-/// A file that is open for reading.
 pub struct Elf(Bytes);
 
 impl Elf {
@@ -96,7 +95,6 @@ pub fn shared(file: &Parsed<'_>, debug: &impl Debug) -> Option<Elf> {
     is_it.then_some(found)
 }
 
-/// The functions in a symbol table.
 pub struct Symbols<'f> {
     file: Parsed<'f>,
     rows: Vec<Symbol>,

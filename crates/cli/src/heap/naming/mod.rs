@@ -31,13 +31,11 @@ use std::time::{Duration, Instant};
 
 pub use child::main as child_main;
 
-/// The hidden subcommand.
 const SUBCOMMAND: &str = "name-functions";
 
 /// How long naming may take by default.
 pub const PATIENCE: Duration = Duration::from_secs(8);
 
-/// When naming ends.
 pub struct Patience {
     time: Duration,
     /// Naming ends once this is dropped.
@@ -94,7 +92,6 @@ pub enum Subject {
 }
 
 impl Subject {
-    /// A file of this user.
     pub fn own_file() -> Subject {
         Subject::File {
             uid: geteuid().as_raw(),
@@ -346,7 +343,6 @@ fn cut(mut name: String) -> String {
     name
 }
 
-/// Starts the naming process.
 fn start(request: &Request) -> io::Result<Child> {
     let mut input = File::from(memfd_create("pinfold-names", MemfdFlags::CLOEXEC)?);
     serde_json::to_writer(io::BufWriter::new(&input), request)?;

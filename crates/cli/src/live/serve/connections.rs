@@ -28,7 +28,6 @@ struct Connection {
     since: Instant,
 }
 
-/// All connections.
 pub struct Connections {
     most: usize,
     open: Mutex<(u64, HashMap<u64, Connection>)>,

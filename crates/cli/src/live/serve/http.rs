@@ -49,7 +49,6 @@ pub struct Response {
 }
 
 impl Response {
-    /// Returns a page.
     pub fn page(kind: &'static str, body: impl Into<Vec<u8>>) -> Response {
         Response {
             status: 200,
@@ -59,7 +58,6 @@ impl Response {
         }
     }
 
-    /// Returns an error with a text for people.
     pub fn error(status: u16, text: impl Into<Vec<u8>>) -> Response {
         Response {
             status,
@@ -112,7 +110,6 @@ pub struct Server {
     service: Arc<Service>,
 }
 
-/// What all connections share.
 struct Service {
     answer: Arc<Answer>,
     /// Each thread that makes an answer has a clone.

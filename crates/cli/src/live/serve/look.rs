@@ -108,7 +108,6 @@ pub struct System {
     pub start_seconds: Option<f64>,
 }
 
-/// A process in the list.
 struct Entry {
     source: Source,
     /// Microseconds that the last read took.
@@ -117,7 +116,6 @@ struct Entry {
     reading: Mutex<Option<Instant>>,
 }
 
-/// The processes that are served.
 pub struct Processes {
     list: Arc<List>,
     all: Option<Arc<Once<()>>>,
@@ -232,7 +230,6 @@ impl List {
         *locked(&self.unlisted) = unlisted;
     }
 
-    /// Reads all processes.
     fn look(&self, with_threads: bool) -> Look {
         let mut entries = locked(&self.entries).clone();
         entries.sort_by_key(|entry| entry.cost.load(Relaxed));
@@ -246,9 +243,6 @@ impl List {
             let is_late = nth > 0 && Instant::now() > end;
             let read = (!is_late).then(|| entry.read(with_threads)).flatten();
             match read {
-                Some(Ok(reading)) => {
-                    look.keep(reading, &mut memory);
-                }
                 Some(Err(Unreadable::Gone)) if entry.has_ended() => self.replace(entry, None),
                 Some(Err(why @ (Unreadable::Gone | Unreadable::Replaced))) => {
                     // It runs another program, which may show its statistics, at once or soon. A
@@ -256,21 +250,14 @@ impl List {
                     let stays = self.is_named || matches!(why, Unreadable::Gone);
                     match entry.opened_anew() {
                         Some(next) => {
-                            match next.read(with_threads) {
-                                Some(Ok(reading)) => {
-                                    look.keep(reading, &mut memory);
-                                }
-                                Some(Err(why)) => look.unread.count(&why),
-                                None => look.unread.late += 1,
-                            }
+                            look.take(next.read(with_threads), &mut memory);
                             self.replace(entry, Some(next));
                         }
                         None if stays => look.unread.failed += 1,
                         None => self.replace(entry, None),
                     }
                 }
-                Some(Err(why)) => look.unread.count(&why),
-                None => look.unread.late += 1,
+                read => look.take(read, &mut memory),
             }
         }
         look.readings.sort_by_key(|reading| reading.pid);
@@ -378,6 +365,15 @@ impl Entry {
 }
 
 impl Look {
+    /// Takes what reading a process gave, or counts why it gave nothing.
+    fn take(&mut self, read: Option<Result<Reading, Unreadable>>, memory: &mut usize) {
+        match read {
+            Some(Ok(reading)) => self.keep(reading, memory),
+            Some(Err(why)) => self.unread.count(&why),
+            None => self.unread.late += 1,
+        }
+    }
+
     /// Takes what a process shows, if all readings together take at most [`MEMORY`]. `memory` is
     /// how much the readings so far take.
     fn keep(&mut self, reading: Reading, memory: &mut usize) {

@@ -59,7 +59,6 @@ families! {
         "Start time of the process since the epoch in seconds";
 }
 
-/// Returns the page.
 pub fn text(look: &Look, format: Format) -> String {
     let mut samples = Samples::default();
     for reading in &look.readings {

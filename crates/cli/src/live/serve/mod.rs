@@ -85,7 +85,6 @@ fn host(text: &str) -> Result<String, &'static str> {
 /// How often to look whether the named processes have ended.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// The most clients at once.
 const MOST_CLIENTS: u64 = 64;
 /// Descriptors that the command needs beside those of clients and processes.
 const OWN_FILES: u64 = 16;
@@ -171,7 +170,6 @@ pub fn main(args: Args) -> Result<ExitCode> {
     }
 }
 
-/// What is served.
 struct Served {
     processes: Processes,
     /// Whether the functions of a profile are being named.

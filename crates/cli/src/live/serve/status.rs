@@ -68,7 +68,6 @@ impl<'l> Process<'l> {
     }
 }
 
-/// Returns the numbers of all processes.
 pub fn text(look: &Look) -> String {
     let status = Status {
         processes: look.readings.iter().map(Process::of).collect(),

@@ -110,7 +110,6 @@ fn sparklines(frame: &mut Frame<'_>, area: Rect, view: &View) {
     }
 }
 
-/// Shows all processes.
 fn all(frame: &mut Frame<'_>, rows: &[list::Row]) {
     let [title, body] =
         Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(frame.area());

@@ -188,7 +188,6 @@ impl Watched {
     }
 }
 
-/// Prints one picture as text.
 fn once(watched: &Watched) -> Result<ExitCode> {
     let mut terminal = Terminal::new(TestBackend::new(80, 24))?;
     terminal.draw(|frame| draw(frame, watched))?;

@@ -81,7 +81,6 @@ impl Show {
     }
 }
 
-/// One cache.
 pub struct Row {
     pub cache: Cache,
     /// Objects moved from slabs to sheaves, a second.
@@ -89,7 +88,6 @@ pub struct Row {
 }
 
 impl Row {
-    /// Returns the share of active objects.
     pub fn share(&self) -> f64 {
         match self.cache.total() {
             0 => 0.0,
@@ -97,7 +95,6 @@ impl Row {
         }
     }
 
-    /// Returns the bytes of all slabs.
     pub fn bytes(&self) -> u64 {
         self.cache.slabs().saturating_mul(self.cache.slab)
     }

@@ -2,7 +2,7 @@
 //! region is filled once, interleaved.
 
 use super::amount::default_region;
-use super::subjects::{Contenders, SubjectName};
+use super::subjects::{Contenders, SubjectName, contenders};
 use super::{KINDS, Kind, Plan, Row, crew, title};
 use crate::figures::Progress;
 use crate::stats::median;
@@ -28,7 +28,7 @@ pub fn measure(plan: &Plan, progress: &Progress) -> Result<Measured> {
     }
     progress.begin(KINDS.len() * plan.threads * (plan.rounds as usize + 1));
     for kind in KINDS {
-        let mut contenders = Contenders::new(kind, plan.pages, plan.zero, &mut measured.notes);
+        let mut contenders = contenders(kind, plan.pages, plan.zero, &mut measured.notes);
         for threads in 1..=plan.threads {
             cell(
                 plan,
@@ -60,7 +60,7 @@ fn cell(
     measured: &mut Measured,
     progress: &Progress,
 ) -> Result<()> {
-    let count = contenders.0.len();
+    let count = contenders.len();
     let mut samples: Vec<Samples> = (0..count).map(|_| Samples::default()).collect();
     for round in 0..=plan.rounds as usize {
         // Every other round reverses the order, so that no subject always follows the same one.
@@ -71,7 +71,7 @@ fn cell(
             _ => (count - turn) % count,
         };
         for at in (0..count).map(at) {
-            let ((name, subject), samples) = (&mut contenders.0[at], &mut samples[at]);
+            let ((name, subject), samples) = (&mut contenders[at], &mut samples[at]);
             let lap = subject
                 .prepare()
                 .and_then(|()| crew::run(&**subject, threads, plan.pages));
@@ -90,7 +90,7 @@ fn cell(
         }
         progress.step();
     }
-    for ((subject, _), samples) in contenders.0.iter().zip(samples) {
+    for ((subject, _), samples) in contenders.iter().zip(samples) {
         measured.look_for_faults(kind, *subject, threads, median(&samples.percent));
         measured.rows.push(Row {
             memory: kind.0,

@@ -15,7 +15,7 @@ use crate::machine::settle_index;
 use amount::Amount;
 use anyhow::{Result, bail, ensure};
 use serde::Serialize;
-use subjects::{Contenders, SubjectName};
+use subjects::{REGIONS, SubjectName};
 
 /// Measure page faults per second for 1 to N threads, with and without reference counts on memory
 /// policies
@@ -199,13 +199,13 @@ fn without_huge_pages() {
 
 /// Fails if there is not enough memory. Otherwise the kernel might kill the process in the middle.
 fn check_available(memory: Amount) -> Result<()> {
-    let needed = Amount(memory.0.saturating_mul(Contenders::REGIONS));
+    let needed = Amount(memory.0.saturating_mul(REGIONS));
     match amount::available() {
         Some(available) if needed > available => bail!(
             "--memory {memory} needs {} for two regions, the kernel's and Pinfold's, but only {} are available; give {} or less",
             needed.about(),
             available.about(),
-            Amount(available.0 / Contenders::REGIONS).about()
+            Amount(available.0 / REGIONS).about()
         ),
         _ => Ok(()),
     }

@@ -171,7 +171,7 @@ impl Samples {
     }
 
     /// Fails unless the subject's totals equal the number of changes.
-    fn check(&self, Named { name, subject }: &Named) -> Result<()> {
+    fn check(&self, (name, subject): &Named) -> Result<()> {
         let [incs, decs, events] = self.made;
         match subject.total() {
             Some(total) if total == incs - decs && subject.events() == events => Ok(()),
@@ -203,8 +203,8 @@ fn measure(rounds: u32, calls: u32, progress: &Progress) -> Result<Measured> {
     let mut samples: Vec<_> = subjects.iter().map(|_| Samples::default()).collect();
     progress.begin(rounds as usize + 1);
     for round in 0..=rounds {
-        for (named, samples) in subjects.iter().zip(&mut samples) {
-            samples.round(named.subject.as_ref(), &storm, round, calls)?;
+        for ((_, subject), samples) in subjects.iter().zip(&mut samples) {
+            samples.round(subject.as_ref(), &storm, round, calls)?;
             // Round 0 warms up. Its changes count for the totals.
             if round == 0 {
                 samples.forget_times();
@@ -220,11 +220,10 @@ fn measure(rounds: u32, calls: u32, progress: &Progress) -> Result<Measured> {
     };
     for (named, samples) in subjects.iter().zip(&samples) {
         samples.check(named)?;
-        measured.rows.extend(samples.rows(named.name));
-        if named.name == "rseq" {
-            measured
-                .rows
-                .extend(samples.rows(EVENT).filter_map(event_alone));
+        measured.rows.extend(samples.rows(named.0));
+        if named.0 == "rseq" {
+            let events = samples.rows(EVENT).filter_map(event_alone);
+            measured.rows.extend(events);
         }
         measured.handled += samples.handled;
     }

@@ -113,11 +113,8 @@ impl Subject for Rseq {
     }
 }
 
-/// A subject and its name.
-pub struct Named {
-    pub name: &'static str,
-    pub subject: Box<dyn Measurable + Send>,
-}
+/// A subject's name, and the subject.
+pub type Named = (&'static str, Box<dyn Measurable + Send>);
 
 /// Returns the threshold of Pinfold's items for the peers, whose differences of one byte allow at
 /// most the kernel's 125.
@@ -162,10 +159,7 @@ pub fn all() -> Vec<Named> {
 }
 
 fn named(name: &'static str, subject: impl Subject + Send + 'static) -> Named {
-    Named {
-        name,
-        subject: Box::new(subject),
-    }
+    (name, Box::new(subject))
 }
 
 /// Makes one value for each possible CPU.

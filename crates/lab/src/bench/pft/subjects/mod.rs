@@ -50,32 +50,29 @@ impl SubjectName {
 }
 
 /// The subjects of a table.
-pub struct Contenders(pub Vec<(SubjectName, Box<dyn Subject>)>);
+pub type Contenders = Vec<(SubjectName, Box<dyn Subject>)>;
 
-impl Contenders {
-    /// Number of regions in memory at once: the kernel's, and one that the other subjects use in
-    /// turns.
-    pub const REGIONS: usize = 2;
+/// Number of regions in memory at once: the kernel's, and one that the other subjects use in turns.
+pub const REGIONS: usize = 2;
 
-    /// Makes the subjects that this machine can run. `notes` gets a line for each one left out.
-    pub fn new(kind: Kind, pages: usize, zero: bool, notes: &mut Vec<String>) -> Contenders {
-        let mut all: Vec<(_, Box<dyn Subject>)> = Vec::new();
-        for name in SubjectName::ALL.into_iter().skip(1) {
-            let subject = in_arena::InArena::new(name, kind, pages, zero);
-            all.push((name, Box::new(subject)));
+/// Makes the subjects that this machine can run. `notes` gets a line for each one left out.
+pub fn contenders(kind: Kind, pages: usize, zero: bool, notes: &mut Vec<String>) -> Contenders {
+    let mut all: Contenders = Vec::new();
+    match kernel::missing(kind) {
+        None => {
+            let kernel = kernel::Kernel::new(kind, pages);
+            all.push((SubjectName::Kernel, Box::new(kernel)));
         }
-        match kernel::missing(kind) {
-            None => {
-                let kernel = Box::new(kernel::Kernel::new(kind, pages));
-                all.insert(0, (SubjectName::Kernel, kernel));
-            }
-            Some(why) => notes.push(format!(
-                "{}: kernel is left out: {why}.",
-                super::title(kind)
-            )),
+        Some(why) => {
+            let title = super::title(kind);
+            notes.push(format!("{title}: kernel is left out: {why}."));
         }
-        Contenders(all)
     }
+    for name in SubjectName::ALL.into_iter().skip(1) {
+        let subject = in_arena::InArena::new(name, kind, pages, zero);
+        all.push((name, Box::new(subject)));
+    }
+    all
 }
 
 /// Returns the bytes of a page.
