@@ -113,7 +113,7 @@ fn open_found(found: BorrowedFd<'_>) -> Result<File, Unopened> {
     Ok(reopen(found, OFlags::RDONLY)?)
 }
 
-/// Opens the file behind a descriptor anew.
+/// Opens the file behind a descriptor once more, with `access`.
 fn reopen(found: BorrowedFd<'_>, access: OFlags) -> io::Result<File> {
     // Without `NONBLOCK`, opening a leased file would wait for the lease's holder.
     let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;

@@ -19,7 +19,7 @@
 //!   they are handed out.
 //! * A region's last granule is never mapped, so that a write beyond the end of a block cannot
 //!   reach the records of the next region.
-//! * If the program has mapped something in the window, no region is made in that place.
+//! * If the program has mapped something in the window, no region is made at those addresses.
 
 use super::{
     GRANULE, HEADER, MAP, REGION, REGION_GRANULES, address_of, huge_pages, metadata, region_at,
@@ -37,8 +37,8 @@ const MAX_WINDOW: usize = 4 << 40;
 const MAP_STEP: usize = 64 << 10;
 /// The number of regions whose addresses the page map takes.
 const MAP_REGIONS: usize = MAX_WINDOW / GRANULE * 2 / REGION;
-/// Maximum number of places that `make_region` tries, if other code of the process has mapped
-/// something in a place.
+/// Maximum number of addresses that `make_region` tries. A try fails if other code of the process
+/// has mapped something there.
 const TRIES: usize = 64;
 
 /// The state that changes when a region is made.

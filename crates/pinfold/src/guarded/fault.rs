@@ -78,10 +78,10 @@ const DOUBT: u32 = 2;
 /// Microseconds for which an exchange in doubt stays [`CHANGING`] after its last step, so that a
 /// handler that the kernel called during the doubt still sees the exchange.
 const AFTER_DOUBT: u32 = 2000;
-/// How often a handler looks at an exchange under way before it goes on without waiting for the
-/// end: for two seconds in all.
+/// How often a handler checks an exchange under way before it goes on without waiting for the end:
+/// for two seconds in all.
 const PATIENCE: u32 = 20_000;
-/// Microseconds between two of these looks.
+/// Microseconds between two of these checks.
 const BETWEEN_LOOKS: u32 = 100;
 /// The most rounds of one exchange. Each round but the first means that the program has set an
 /// action within the last microsecond. Only a system that returns other actions than those that

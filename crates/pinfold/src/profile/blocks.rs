@@ -66,7 +66,7 @@ pub struct Lifted {
     pub(super) counts: Counts,
 }
 
-/// Enters a block that has no entry. Returns false if there is no free place.
+/// Enters a block that has no entry. Returns false if no entry is free.
 pub(super) fn insert(block: *mut u8, sample: Lifted) -> bool {
     for entry in window(block) {
         // Acquire pairs with the release in `remove`: the last owner has read the fields.

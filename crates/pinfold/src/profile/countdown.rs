@@ -147,7 +147,7 @@ fn begin() -> [u64; 2] {
 
 /// Counts a sample that ended an interval of mean `mean`. At the end of a turn, sets the mean of
 /// the intervals that begin later, so that the next turn has at most about [`MOST_A_SECOND`]
-/// samples a second. Does nothing if the user chose the mean. Costs a look at the clock.
+/// samples a second. Does nothing if the user chose the mean. Costs a reading of the clock.
 pub(super) fn pace(mean: u64) {
     // Acquire pairs with the release in `set_interval`.
     let before = INTERVAL.load(Acquire);

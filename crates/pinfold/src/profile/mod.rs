@@ -219,8 +219,8 @@ fn record_here(from: usize) -> Option<u32> {
     records::find(&frames[..depth])
 }
 
-/// Notes that `block` was freed. Does nothing if the block was not sampled. Costs a look at no more
-/// than 32 neighbouring entries of a table.
+/// Notes that `block` was freed. Does nothing if the block was not sampled. Reads at most 32
+/// neighbouring entries of a table.
 ///
 /// The caller still owns the block: the address belongs to no other block yet.
 pub fn freed(block: *mut u8) {

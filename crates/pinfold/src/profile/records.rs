@@ -111,7 +111,7 @@ impl Counts {
     }
 }
 
-/// Places in the table of hashes, a power of two.
+/// Entries in the table of hashes, a power of two.
 const PLACES: usize = 2 * MAX_RECORDS;
 
 /// The memory of the head and the records. Null before the profile was on.
@@ -120,7 +120,7 @@ static MEMORY: AtomicPtr<Head> = AtomicPtr::new(null_mut());
 static IS_SHARED: AtomicBool = AtomicBool::new(false);
 /// How many records were begun. This process's own word: [`Head::used`] is for readers.
 static USED: AtomicU32 = AtomicU32::new(0);
-/// A place holds one more than a record's number, or 0.
+/// Each entry holds a record's number plus 1, or 0.
 static TABLE: [AtomicU32; PLACES] = [const { AtomicU32::new(0) }; PLACES];
 
 fn head() -> Option<&'static Head> {
@@ -364,12 +364,12 @@ fn replace_by_copy() {
 /// [`MEMORY`].
 unsafe fn replace(old: *mut u8, fresh: *mut u8) {
     // SAFETY: the caller promises both mappings. The exchange is atomic for threads that count at
-    // the old place.
+    // the old address.
     let moved = unsafe { sys::move_pages(fresh, old, super::BYTES) };
     if !moved {
-        // The kernel may have unmapped the old place before it failed. Maps the place again,
-        // because a thread may still have its address.
-        // SAFETY: only this module knows the place.
+        // The kernel may have unmapped the memory at `old` before it failed. Maps the addresses
+        // again, because a thread may still use them.
+        // SAFETY: only this module uses these addresses.
         unsafe { sys::map_at(old, super::BYTES) };
         // Release pairs with the acquire in `head`.
         MEMORY.store(fresh.cast(), Release);

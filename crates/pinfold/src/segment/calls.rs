@@ -101,7 +101,7 @@ pub fn place_calls(calls: &VmEvents<Call>) -> Option<Shared> {
 
 /// Returns where in each unit the words of `calls` are, for
 /// [`Segment::calls`](super::Segment::calls). Returns `None` if there is no memory. Costs one load
-/// if the calls have their place.
+/// if the words exist.
 pub fn place_of(calls: &VmEvents<Call>) -> Option<usize> {
     calls.block()
 }

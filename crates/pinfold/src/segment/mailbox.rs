@@ -44,8 +44,8 @@
 //! | `WANTS_CONSENT`, with the request's end | the asking process | `HAS_CONSENT`, with the same end |
 //! | `WANTS_CONSENT`, `HAS_CONSENT` | the asked process | an [`Answer`] |
 //!
-//! A process that answers after the request's time finds another word in its place, and the answer
-//! is dropped. So no process reads an answer to another process's request.
+//! A process that answers after the request's time finds another word in the answer word, and its
+//! answer is dropped. So no process reads an answer to another process's request.
 //!
 //! # Consent
 //!

@@ -23,8 +23,8 @@
 //! * **Calls** are [`VmEvents`](crate::vmstat::VmEvents): words in the units. Only the unit's CPU
 //!   adds to them, in critical sections. A total is the sum over the units. It misses at most the
 //!   adds that are under way at that moment.
-//! * **Events of the slow paths** are [`NodeEvents`]. The slow paths add to them in any case, so
-//!   showing them costs nothing.
+//! * **Events of the slow paths** are [`NodeEvents`]. The slow paths always add to them, so showing
+//!   them costs nothing.
 //! * **Memory held from the system** is counted by the arenas, and copied to the segment whenever
 //!   it changes.
 //!

@@ -332,7 +332,7 @@ pub enum Reach {
     Everything,
 }
 
-/// The functions that [`register`] was given; null in a free place.
+/// The functions that [`register`] was given; null in a free entry.
 static DRAINS: [AtomicPtr<()>; 16] = [const { AtomicPtr::new(null_mut()) }; 16];
 
 /// Folds the watched counters in the units that `wanted` accepts, and calls the drains. Returns how

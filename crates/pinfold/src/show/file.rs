@@ -53,7 +53,7 @@ pub(crate) fn start_file_in_child(calls: &VmEvents<Call>) {
     };
     let mut path = [0u8; PATH];
     if !(name_file(&mut path) && map_file(&path, at, shared).is_some()) {
-        // The critical sections write to the units in any case. The units still lie in the parent's
+        // The critical sections always write to the units. The units still lie in the parent's
         // file, so other memory must replace them.
         let file = File::anonymous(c"pinfold", libc::MFD_CLOEXEC);
         if file.is_none_or(|file| map_over(file, at, shared).is_none()) {

@@ -118,7 +118,7 @@ fn lay_out(parts: Parts) -> Option<*mut u8> {
 /// mailbox and the segment replace all but the first page.
 fn map_mark(size: usize) -> Option<*mut u8> {
     let file = File::anonymous(segment::MARK_FILE, libc::MFD_CLOEXEC)?;
-    // SAFETY: the kernel chooses the place.
+    // SAFETY: the kernel chooses the address, so nothing is replaced.
     unsafe {
         map(
             null_mut(),

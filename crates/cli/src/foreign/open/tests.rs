@@ -19,7 +19,7 @@ impl Mapped {
         let path = folder.path().join(OsStr::from_bytes(name));
         fs::write(&path, [7; SIZE]).unwrap();
         let file = File::open(&path).unwrap();
-        // SAFETY: the kernel chooses the place.
+        // SAFETY: the kernel chooses the address, so nothing is replaced.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -41,7 +41,7 @@ impl Mapped {
         maps.find(is_this).unwrap()
     }
 
-    /// Opens the file by its path, as a user does who may not use `map_files`.
+    /// Opens the file by its path, as for a user who may not use `map_files`.
     fn open(&self) -> Result<File, Unopened> {
         beneath_root(&own(), &self.mapping())
     }
@@ -92,7 +92,7 @@ fn what_replaced_a_file_is_not_opened() {
         assert!(mapped.open().is_err());
         replace(&mapped.path);
         assert!(mapped.open().is_err());
-        // The list of mappings names a file like this one that was removed.
+        // A removed file has a name like this one in the list of mappings.
         let mut deleted = mapped.path.clone().into_os_string();
         deleted.push(" (deleted)");
         replace(Path::new(&deleted));

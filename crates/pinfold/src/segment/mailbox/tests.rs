@@ -5,8 +5,8 @@ use std::boxed::Box;
 use std::thread;
 use std::time::Duration;
 
-/// How long a request is open that a test lets expire, in milliseconds: long enough for what the
-/// test does before, also on an emulated machine.
+/// Milliseconds until a request expires, in tests that wait for this: long enough for what the test
+/// does before, even on an emulated machine.
 const SHORT: u64 = 500;
 
 fn let_expire() {
