@@ -28,7 +28,7 @@ fn figure(row: Option<&Row>) -> String {
     row.map_or_else(|| "-".to_owned(), Row::figure)
 }
 
-/// Formats a number, or nothing if there is none.
+/// Formats a value. The text of a missing value is empty.
 fn number(value: Option<usize>) -> String {
     value.map_or_else(String::new, |value| value.to_string())
 }

@@ -23,7 +23,8 @@ const _: () = assert!(
 );
 
 /// Defines C functions on a per-CPU word, and on an element of an array: documentation, names,
-/// arguments, and the Rust expression. The function on an element returns 0 if there is none.
+/// arguments, and the Rust expression. The function on an element returns 0
+/// if the array has no such element.
 macro_rules! operations {
     ($($(#[doc = $doc:literal])+ $of_word:ident, $of_array:ident($($arg:ident: $arg_type:ty),*) $(-> $result:ty)? = |$copy:ident| $body:expr;)*) => {$(
         $(#[doc = $doc])+

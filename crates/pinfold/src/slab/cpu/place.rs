@@ -129,7 +129,8 @@ impl Place {
         }
     }
 
-    /// Puts a sheaf into the unit if there is none. Returns `sheaf` if it was not put.
+    /// Puts `sheaf` into this place if the place is empty. Otherwise, and if there is no unit,
+    /// returns `sheaf`.
     pub(crate) fn put(self, sheaf: Sheaf) -> Option<Sheaf> {
         // SAFETY: every unit has a word at this offset. If the operation stored the word, the sheaf
         // is the unit's.

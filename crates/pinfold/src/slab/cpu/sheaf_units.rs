@@ -14,8 +14,9 @@
 //! 2. If there was no spare, or it was empty for an allocation or full for a free: get a sheaf at
 //!    the barn, in exchange for the spare.
 //! 3. Pop an object from the sheaf, or push one.
-//! 4. Install the sheaf: `exchange`. The main sheaf may go if there is none, if it is empty for an
-//!    allocation, or if it is full for a free. The old main sheaf now belongs to this thread.
+//! 4. Install the sheaf as the main sheaf: `exchange`. This replaces the main sheaf only if that
+//!    sheaf is missing, or is empty for an allocation, or is full for a free. The old main sheaf
+//!    now belongs to this thread.
 //! 5. Put away the sheaf that this thread has now: `put` makes it the spare. If there is a
 //!    spare already, put the sheaf into the barn.
 //!
