@@ -327,9 +327,9 @@ fn signals_on_the_alternate_stack_do_no_harm_to_a_report() {
     }
     let name = "signals_on_the_alternate_stack_do_no_harm_to_a_report";
     let output = run(name, || {
-        let mut stack = vec![0u8; 256 << 10];
-        // SAFETY: the stack outlives its use: the process ends in this function. The handler
-        // touches nothing but its stack.
+        // Leaked: signals also come after this function, until the process ends.
+        let stack = vec![0u8; 256 << 10].leak();
+        // SAFETY: the stack is never freed. The handler touches nothing but its stack.
         let target = unsafe {
             let alternate = libc::stack_t {
                 ss_sp: stack.as_mut_ptr().cast(),
