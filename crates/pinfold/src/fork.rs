@@ -40,18 +40,19 @@
 //! A handler may fork while the frame that it interrupted holds a lock. The frame keeps that lock,
 //! in the parent and in the child.
 //!
-//! Another thread may be forking at that moment. That thread waits for the frame's lock, so the
-//! handler must not wait for that thread. Instead, the handler's fork takes no lock. Its child may
-//! inherit locks whose holders it does not have, and would wait for such a lock without end. So the
-//! child should call `exec` or `_exit`.
+//! Another thread may wait for the frame's lock and hold a lock that the handler's fork needs. That
+//! thread may also be forking. So such a handler waits for each lock for a tenth of a second at
+//! most, and not at all for another thread's fork. If its patience ends, it forks without locks.
+//! Its child may inherit locks whose holders it does not have, and would wait for such a lock
+//! without end. So the child should call `exec` or `_exit`.
 //!
 //! In a program that keeps the C library's `malloc`, a forking thread takes Pinfold's locks first,
 //! and then waits for the lock of `malloc`. A handler may have interrupted the holder of that lock.
 //! If the handler then waits for one of Pinfold's locks, neither thread goes on. So a handler that
 //! has interrupted the C library's `malloc` must not use caches while another thread forks.
 
-use crate::lock::{FORKS, Lock, enter, is_any_held, me, modules};
 pub use crate::lock::{Hooks, Rank};
+use crate::lock::{Lock, Patience, Word, enter, is_any_held, me, modules};
 use crate::sys;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicU8, AtomicU32, fence};
@@ -100,7 +101,7 @@ pub fn register(hooks: &'static [Hooks]) -> bool {
 
 /// Returns whether another thread forks, if [`turn`] has returned `turn`.
 fn is_another_under_way(turn: u32) -> bool {
-    !turn.is_multiple_of(2) && FORKS.thread.load(Relaxed) != me()
+    !turn.is_multiple_of(2) && !ONE.is_held()
 }
 
 fn listen() -> bool {
@@ -144,36 +145,52 @@ extern "C" fn in_child() {
     }
 }
 
-/// Takes all locks. Call it in the parent before the fork.
+/// Takes all locks, if that is possible. Call it in the parent before the fork.
 #[doc(hidden)]
 pub fn prepare() {
     if ONE.is_held() {
         // A handler interrupted a fork of this thread and forks too. The locks are taken already.
         NESTED.fetch_add(1, Relaxed);
-    } else if let Some(one) = ONE.lock() {
-        core::mem::forget(one);
-        take_all();
+        return;
     }
-    // Otherwise another thread forks, and the caller is a handler that interrupted a holder: the
-    // other fork waits for that holder.
+    let patience = match is_any_held(Rank::Fork) {
+        false => Patience::Endless,
+        // A handler interrupted a holder.
+        true => {
+            each_word(Word::mark_below_fork);
+            Patience::Short
+        }
+    };
+    if let Some(one) = ONE.lock() {
+        core::mem::forget(one);
+        if !take_all(patience) {
+            give_back();
+            each_word(Word::mark_below_fork);
+        }
+    }
+    // If the lock is refused, another thread forks, and waits for the holder that the handler
+    // interrupted.
 }
 
-/// Takes the locks of all modules. The caller holds [`ONE`].
-fn take_all() {
-    // Relaxed, because `Word::lock_for_fork` changes each lock's word with release order after this
-    // store.
-    FORKS.thread.store(me(), Relaxed);
+/// Calls `f` with the word of every lock and the calling thread's thread pointer.
+fn each_word(f: fn(&Word, u64)) {
+    modules().for_each(|hooks| hooks.each_word(|word| f(word, me())));
+}
+
+/// Takes the locks of all modules. The caller holds [`ONE`]. Returns false if `patience` ends
+/// first.
+fn take_all(patience: Patience) -> bool {
     TURNS.fetch_add(1, Release);
     // Pairs with the fence in `register`.
     fence(SeqCst);
-    modules().for_each(Hooks::before);
+    modules().all(|hooks| hooks.before(patience))
 }
 
 /// Gives all locks back. Call it in the parent after the fork.
 #[doc(hidden)]
 pub fn parent() {
     if !ONE.is_held() {
-        // `prepare` took no lock, so there is none to give back.
+        each_word(Word::unmark_below_fork);
     } else if NESTED.load(Relaxed) > 0 {
         NESTED.fetch_sub(1, Relaxed);
     } else {
@@ -185,7 +202,6 @@ fn give_back() {
     // Innermost first. Otherwise a thread could get an outer lock, find an inner one still held by
     // the forking thread, and give up although its caller has no other way to go on.
     modules().rev().for_each(Hooks::after);
-    FORKS.thread.store(0, Relaxed);
     TURNS.fetch_add(TURNS.load(Relaxed) % 2, Release);
     sys::wake(&TURNS);
     // SAFETY: `prepare` took the lock in this thread, or this is a child without the thread that
@@ -199,7 +215,6 @@ fn give_back() {
 pub fn child() {
     modules().for_each(|hooks| (hooks.child)());
     NESTED.store(0, Relaxed);
-    FORKS.waiters.store(0, Relaxed);
     // If a handler's fork took no lock, another thread of the parent may hold the locks for a fork
     // of its own. `give_back` gives these locks back too. The data under these locks is consistent.
     give_back();

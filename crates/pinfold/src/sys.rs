@@ -15,9 +15,7 @@ pub(crate) use files::{
     FileError, for_each_line, number_at_start, read_file_below, read_in_pieces, read_once,
     with_path_below,
 };
-pub(crate) use futex::{
-    PRIVATE, futex, wait_for_change, wait_for_shared_change, wake, wake_shared,
-};
+pub(crate) use futex::{wait_for_change, wait_for_shared_change, wake, wake_one, wake_shared};
 pub(crate) use limits::{
     address_space_left, allowed_nodes, commits_strictly, least_free, mapped, mappings_most,
     resource_limit,

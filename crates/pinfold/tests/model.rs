@@ -6,8 +6,8 @@
 //! written again here. An operation on a CPU's word is one step, because the kernel makes it one.
 //! Each planted fault breaks a protocol.
 //!
-//! Not shown: that the lock must count the threads that wait, and the fence beside that count. Four
-//! threads with more preemptions than loom can explore would need them.
+//! A sleeping thread looks again after a while. The model lets that time pass for all sleepers once
+//! a fork has its lock, and once the fork is over.
 //!
 //! # What is mirrored
 //!
@@ -15,12 +15,13 @@
 //!
 //! | step | mirrors | fingerprint |
 //! |---|---|---|
-//! | `Lock::enter` | `pinfold/src/lock/mod.rs` `Lock::take` | `a8b869bf31587958` |
-//! | `futex_wait` | `pinfold/src/lock/mod.rs` `futex_wait` | `f835e1b3b63c59c3` |
-//! | `futex_wake` | `pinfold/src/lock/mod.rs` `futex_wake` | `84d912143bf2f9f2` |
-//! | `Lock::fork` | `pinfold/src/fork.rs` `take_all` | `34a66bf9accaac37` |
-//! | `Lock::end_fork` | `pinfold/src/fork.rs` `parent` | `8c3d666baf53796a` |
-//! | `Lock::end_fork` | `pinfold/src/fork.rs` `give_back` | `3ba3677d1359874e` |
+//! | `Lock::enter` | `pinfold/src/lock/mod.rs` `Lock::take` | `5c86ce1190f1ec26` |
+//! | `futex_wait` | `pinfold/src/lock/mod.rs` `futex_wait` | `0185930c3e2c5886` |
+//! | `futex_wake` | `pinfold/src/lock/mod.rs` `futex_wake` | `f6bfe28b3e28f79b` |
+//! | `Lock::fork` | `pinfold/src/fork.rs` `prepare` | `2f3651801ea42876` |
+//! | `Lock::fork` | `pinfold/src/fork.rs` `take_all` | `317c579aa1108717` |
+//! | `Lock::end_fork` | `pinfold/src/fork.rs` `parent` | `7725eca93e89b693` |
+//! | `Lock::end_fork` | `pinfold/src/fork.rs` `give_back` | `7712d0a357531f41` |
 //! | `Cpu::exchange` | `rseq/src/units.rs` `Units::store_if_equal` | `22c66f9592d42889` |
 //! | `Cpu::exchange` | `rseq/src/atomic.rs` `store_if_equal` | `d11d1e8305109e1d` |
 //! | `Cpu::exchange` | `rseq/src/arch/x86_64.rs` `store_if_equal` | `d7c9526d2cab9796` |
@@ -45,12 +46,11 @@ mod word;
 use llist::{Llist, chain};
 use loom::cell::UnsafeCell;
 use loom::sync::Mutex;
-use loom::sync::atomic::Ordering::Relaxed;
 use loom::thread;
 use std::cell::Cell;
 // loom's would panic while it unwinds from a model in which all threads wait.
 use std::sync::Arc;
-use word::{Forks, Word};
+use word::{Patience, Word};
 
 /// A planted fault, which the model must find.
 #[derive(Clone, Copy, PartialEq)]
@@ -60,6 +60,8 @@ enum Fault {
     UnlockRelaxed,
     /// The lock wakes no thread.
     NoWake,
+    /// A sleeping thread does not look again after a while.
+    NoSecondLook,
     /// An item is added to a list without release order.
     AddRelaxed,
     /// A list is taken without acquire order.
@@ -87,31 +89,45 @@ mod primitive {
     use super::{FAULT, Fault};
     use loom::sync::atomic::Ordering::{self, Relaxed};
     use loom::sync::{Condvar, Mutex};
+    use std::sync::Arc;
+    use std::time::Duration;
 
     pub use loom::hint::spin_loop;
-    pub use loom::sync::atomic::fence;
+
+    /// The kernel's part of a word.
+    pub struct Kernel {
+        mutex: Mutex<()>,
+        sleepers: Condvar,
+    }
+
+    impl Kernel {
+        /// Ends the sleep of all threads, as the time of their sleep does.
+        pub fn let_time_pass(&self) {
+            if FAULT.get() != Fault::NoSecondLook {
+                let _guard = self.mutex.lock().unwrap();
+                self.sleepers.notify_all();
+            }
+        }
+    }
 
     pub struct AtomicU64 {
         value: loom::sync::atomic::AtomicU64,
-        kernel: Mutex<()>,
-        sleepers: Condvar,
+        pub kernel: Arc<Kernel>,
     }
 
     impl AtomicU64 {
         pub fn new(value: u64) -> Self {
             AtomicU64 {
                 value: loom::sync::atomic::AtomicU64::new(value),
-                kernel: Mutex::new(()),
-                sleepers: Condvar::new(),
+                kernel: Arc::new(Kernel {
+                    mutex: Mutex::new(()),
+                    sleepers: Condvar::new(),
+                }),
             }
         }
 
         pub fn load(&self, order: Ordering) -> u64 {
             self.value.load(order)
-        }
-
-        pub fn store(&self, value: u64, order: Ordering) {
-            self.value.store(value, order);
         }
 
         pub fn swap(&self, value: u64, order: Ordering) -> u64 {
@@ -127,14 +143,6 @@ mod primitive {
             self.value.fetch_and(bits, order)
         }
 
-        pub fn fetch_add(&self, n: u64, order: Ordering) -> u64 {
-            self.value.fetch_add(n, order)
-        }
-
-        pub fn fetch_sub(&self, n: u64, order: Ordering) -> u64 {
-            self.value.fetch_sub(n, order)
-        }
-
         pub fn compare_exchange(
             &self,
             from: u64,
@@ -148,29 +156,25 @@ mod primitive {
         }
     }
 
-    pub fn futex_wait(word: &AtomicU64, expected: u64) {
-        let kernel = word.kernel.lock().unwrap();
+    pub fn futex_wait(word: &AtomicU64, expected: u64, _: Duration) {
+        let guard = word.kernel.mutex.lock().unwrap();
         if word.value.load(Relaxed) == expected {
-            drop(word.sleepers.wait(kernel).unwrap());
+            drop(word.kernel.sleepers.wait(guard).unwrap());
         }
     }
 
-    pub fn futex_wake(word: &AtomicU64, count: i32) {
-        if FAULT.get() == Fault::NoWake {
-            return;
-        }
-        let _kernel = word.kernel.lock().unwrap();
-        match count {
-            1 => word.sleepers.notify_one(),
-            _ => word.sleepers.notify_all(),
+    pub fn futex_wake(word: &AtomicU64) {
+        if FAULT.get() != Fault::NoWake {
+            let _guard = word.kernel.mutex.lock().unwrap();
+            word.kernel.sleepers.notify_one();
         }
     }
 }
 
-/// A lock, its data, and the state of forks.
+/// A lock and its data.
 struct Lock {
     word: Word,
-    forks: Forks,
+    kernel: Arc<primitive::Kernel>,
     data: UnsafeCell<usize>,
 }
 
@@ -181,12 +185,11 @@ unsafe impl Send for Lock {}
 
 impl Lock {
     fn new() -> Arc<Self> {
+        let word = primitive::AtomicU64::new(0);
+        let kernel = word.kernel.clone();
         Arc::new(Lock {
-            word: Word::new(primitive::AtomicU64::new(0)),
-            forks: Forks {
-                thread: primitive::AtomicU64::new(0),
-                waiters: primitive::AtomicU64::new(0),
-            },
+            word: Word::new(word),
+            kernel,
             data: UnsafeCell::new(0),
         })
     }
@@ -194,9 +197,12 @@ impl Lock {
     /// Takes the lock as `Lock::take` does, adds one to the data, and releases the lock. Returns
     /// false if the thread diverted instead.
     fn enter(&self, me: u64, diverts: bool) -> bool {
-        let taken = self.word.try_lock(me).is_ok()
-            || self.word.spin(me)
-            || self.word.wait(me, &self.forks, diverts);
+        let patience = match diverts {
+            true => Patience::UntilFork,
+            false => Patience::Endless,
+        };
+        let taken =
+            self.word.try_lock(me).is_ok() || self.word.spin(me) || self.word.wait(me, patience);
         if taken {
             // SAFETY: this thread holds the lock, which loom checks.
             self.data.with_mut(|data| unsafe { *data += 1 });
@@ -205,16 +211,17 @@ impl Lock {
         taken
     }
 
-    /// Takes the lock for a fork, as `fork::take_all` does.
+    /// Takes the lock for a fork, as `fork::prepare` does.
     fn fork(&self, me: u64) {
-        self.forks.thread.store(me, Relaxed);
-        self.word.lock_for_fork(me, &self.forks);
+        self.word.mark_below_fork(me);
+        assert!(self.word.lock_for_fork(me, Patience::Endless));
+        self.kernel.let_time_pass();
     }
 
     /// Gives the lock back, as `fork::parent` does.
-    fn end_fork(&self) {
-        self.word.unlock_after_fork();
-        self.forks.thread.store(0, Relaxed);
+    fn end_fork(&self, me: u64) {
+        self.word.unlock_after_fork(me);
+        self.kernel.let_time_pass();
     }
 }
 
@@ -258,7 +265,7 @@ fn a_fork(fault: Fault) {
             // The C library's fork waits like this when that thread holds one of the C library's
             // locks.
             let mut entered = usize::from(diverting.join().unwrap());
-            lock.end_fork();
+            lock.end_fork(ME);
             for (other, diverts) in others {
                 let taken = other.join().unwrap();
                 assert!(taken || diverts);
@@ -284,7 +291,7 @@ fn a_fork_in_a_handler_does_not_block_a_thread_that_diverts() {
         };
         lock.fork(ME);
         assert!(!diverting.join().unwrap());
-        lock.end_fork();
+        lock.end_fork(ME);
         assert_eq!(lock.word.holder(), ME);
         lock.word.unlock();
         assert_eq!(lock.word.try_lock(ME), Ok(()));
@@ -432,8 +439,8 @@ cases! {
         three_threads(Fault::UnlockRelaxed), panics "Causality violation";
     threads_wait_for_ever_if_the_lock_wakes_none: three_threads(Fault::NoWake), panics "deadlock";
     a_fork_does_not_block_a_thread_that_diverts: a_fork(Fault::Nothing);
-    a_fork_that_wakes_no_thread_blocks_a_thread_that_diverts:
-        a_fork(Fault::NoWake), panics "deadlock";
+    a_fork_blocks_a_thread_that_diverts_if_it_does_not_look_again:
+        a_fork(Fault::NoSecondLook), panics "deadlock";
     items_of_a_list_arrive_once: two_add(Fault::Nothing);
     items_added_relaxed_are_taken_before_their_links:
         two_add(Fault::AddRelaxed), panics "Causality violation";

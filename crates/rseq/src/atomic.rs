@@ -100,20 +100,6 @@ impl Drop for Held {
     }
 }
 
-/// Takes a unit's lock, however long that takes. For the thread that stops the unit.
-///
-/// # Safety
-///
-/// `unit` is an installed unit.
-pub(crate) unsafe fn lock_unit(unit: *mut u8) {
-    // SAFETY: the caller promises an installed unit.
-    let lock = unsafe { lock_word(unit) };
-    while take(lock).is_err() {
-        // The holder may have been preempted on this CPU.
-        kernel::yield_now();
-    }
-}
-
 /// Takes a unit's lock, but gives up after about a second.
 ///
 /// Gives up at once if the caller is a signal handler that interrupted the holder.

@@ -145,22 +145,14 @@ impl Units {
     }
 
     /// On the atomic backend, waits for the lock of a stopped `index`'s unit, and takes the lock.
+    /// Returns true at once with restartable sequences, where the fence has ended the operations.
     ///
-    /// Does nothing with restartable sequences, where the fence has ended the operations. Follow
-    /// with [`resume`](Self::resume), which unlocks the unit.
-    pub fn await_stopped(&self, index: usize) {
-        let unit = self.unit(index);
-        if !unit.is_null() && STATE.is_atomic() {
-            // SAFETY: `unit` comes from `home`, so it stays valid until the process ends.
-            unsafe { atomic::lock_unit(unit) };
-        }
-    }
-
-    /// Waits as [`await_stopped`](Self::await_stopped) does, but gives up after about a second.
+    /// After true, follow with [`resume`](Self::resume), which unlocks the unit.
     ///
-    /// Returns false at once if the caller is a signal handler that interrupted the holder of the
-    /// unit's lock. After false, follow with [`resume_untouched`](Self::resume_untouched).
-    pub fn try_await_stopped(&self, index: usize) -> bool {
+    /// Returns false if the holder of the lock does not finish within about a second. Returns false
+    /// at once if the caller is a signal handler that interrupted the holder. After false, follow
+    /// with [`resume_untouched`](Self::resume_untouched).
+    pub fn await_stopped(&self, index: usize) -> bool {
         let unit = self.unit(index);
         // SAFETY: `unit` comes from `home`, so it stays valid until the process ends.
         unit.is_null() || !STATE.is_atomic() || unsafe { atomic::try_lock_unit(unit) }

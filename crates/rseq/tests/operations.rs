@@ -162,7 +162,7 @@ fn operations_fail_on_a_stopped_index() {
         units.stop(index);
     }
     if fence().is_ok() {
-        (0..possible()).for_each(|index| units.await_stopped(index));
+        assert!((0..possible()).all(|index| units.await_stopped(index)));
         // SAFETY: every index has a unit, so both offsets lie in it.
         unsafe {
             assert!(!units.add(COUNTER, 1));

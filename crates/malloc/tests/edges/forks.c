@@ -339,7 +339,7 @@ static void from_handlers(void)
 	start(watch, NULL);
 	block_signals();
 	for (;;) {
-		sleep_for(0.003);
+		sleep_for(0.0005);
 		pthread_kill(threads[0], SIGUSR1);
 		pthread_kill(threads[1], SIGUSR1);
 	}

@@ -17,7 +17,8 @@
 //! A forking thread takes all its other locks before it waits here. So it never waits here for a
 //! handler that interrupted the holder of one of these locks.
 
-use super::stripe::pause;
+use super::stripe::pause_within;
+use crate::lock::Patience;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use pinfold_rseq::thread_pointer;
@@ -68,18 +69,21 @@ impl Drop for Pass {
 }
 
 /// Waits until no other thread keeps a counter frozen, and prevents other threads from freezing
-/// one.
+/// one. Returns false if `patience` ends first.
 ///
 /// The caller holds all locks of [`stripe`](super::stripe), so only one fork runs at a time.
-pub(super) fn fork_prepare() {
+pub(super) fn fork_prepare(patience: Patience) -> bool {
     let me = thread_pointer() as u64;
     FORKING.store(me, SeqCst);
-    for slot in &HERE {
+    HERE.iter().all(|slot| {
         let mut tries = 0;
         while ![0, me].contains(&slot.load(SeqCst)) {
-            pause(&mut tries);
+            if !pause_within(patience, &mut tries) {
+                return false;
+            }
         }
-    }
+        true
+    })
 }
 
 /// Clears the slots of other threads, in the child.

@@ -21,7 +21,7 @@
 //! counter frozen for some microseconds.
 
 use super::shards::SIZE;
-use crate::lock::{Rank, is_any_held};
+use crate::lock::{Patience, Rank, is_any_held};
 use crate::topology::bits;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -96,6 +96,20 @@ impl AllHeld {
     fn add(&mut self, line: usize) -> Result<(), u64> {
         try_lock(lock_of(line, self.offset)).map(|()| self.taken |= 1 << line)
     }
+
+    /// Takes the locks of all lines, except those that the thread with thread pointer `owner`
+    /// holds. Waits for their holders. Returns false if `patience` ends first.
+    fn add_all(&mut self, owner: u64, patience: Patience) -> bool {
+        (0..lines()).all(|line| {
+            let mut tries = 0;
+            while self.add(line).is_err_and(|holder| holder != owner) {
+                if !pause_within(patience, &mut tries) {
+                    return false;
+                }
+            }
+            true
+        })
+    }
 }
 
 /// Takes the locks of all shards of the block at `offset`, if all are free.
@@ -111,26 +125,15 @@ pub(super) fn try_hold_all(offset: usize) -> Option<AllHeld> {
 /// Not for signal handlers: two of them could wait for each other, or one for the frame that it
 /// interrupted.
 pub(super) fn hold_all(offset: usize) -> AllHeld {
-    hold_all_but(offset, 0)
+    let mut held = AllHeld::none(offset);
+    held.add_all(0, Patience::Endless);
+    held
 }
 
 /// Takes the locks as [`hold_all`] does. Returns `None` if the thread would have to wait while it
 /// holds a lock of a counter or of a rank below, which happens only in a signal handler.
 pub(super) fn hold_all_or_refuse(offset: usize) -> Option<AllHeld> {
     try_hold_all(offset).or_else(|| (!is_any_held(Rank::Shards)).then(|| hold_all(offset)))
-}
-
-/// Takes the locks as [`hold_all`] does, except those that the thread with thread pointer `owner`
-/// holds already.
-fn hold_all_but(offset: usize, owner: u64) -> AllHeld {
-    let mut held = AllHeld::none(offset);
-    for line in 0..lines() {
-        let mut tries = 0;
-        while held.add(line).is_err_and(|holder| holder != owner) {
-            pause(&mut tries);
-        }
-    }
-    held
 }
 
 /// Waits a little. The wait gets longer with each call for the same `tries`.
@@ -144,6 +147,15 @@ pub(super) fn pause(tries: &mut u32) {
         // A real-time thread that only yields would never let the holder run.
         crate::sys::sleep_microseconds(50);
     }
+}
+
+/// Waits as [`pause`] does. Returns false if `patience` is not endless and the thread has waited
+/// for about a tenth of a second.
+pub(super) fn pause_within(patience: Patience, tries: &mut u32) -> bool {
+    /// Tries, of which most follow a sleep.
+    const MOST: u32 = YIELDS + 1000;
+    pause(tries);
+    patience == Patience::Endless || *tries < MOST
 }
 
 impl Drop for AllHeld {
@@ -166,15 +178,18 @@ pub(super) fn is_held_by(thread: u64) -> bool {
 }
 
 /// Takes every lock for a fork, so that the child inherits no fold and no freeze that is under way.
+/// Returns false if `patience` ends first.
 ///
 /// A signal handler may fork. A lock that the interrupted frame holds stays with that frame, which
 /// goes on in both processes.
-pub(super) fn fork_prepare() {
-    for (at, taken) in FORKING.iter().enumerate() {
-        let held = hold_all_but(at * SIZE, thread_pointer() as u64);
+pub(super) fn fork_prepare(patience: Patience) -> bool {
+    FORKING.iter().enumerate().all(|(at, taken)| {
+        let mut held = AllHeld::none(at * SIZE);
+        let all = held.add_all(thread_pointer() as u64, patience);
         taken.store(held.taken, Relaxed);
         core::mem::forget(held);
-    }
+        all
+    })
 }
 
 /// Gives back the locks that [`fork_prepare`] took, in the parent and in the child.

@@ -25,8 +25,9 @@
 //! the frame, so the locks of the interrupted frames count as held, and the rule holds for the
 //! handler too.
 //!
-//! The forking thread is an exception: it sleeps for locks of all ranks, whatever locks its
-//! interrupted frames hold. Module `fork` has its rules, and those of the child.
+//! A forking thread is an exception: it waits for locks of all ranks, whatever locks its
+//! interrupted frames hold. If they hold one, it does not wait without end. Module `fork` has its
+//! rules, and those of the child.
 
 mod llist;
 mod rank;
@@ -38,14 +39,7 @@ use core::sync::atomic::AtomicU64;
 pub(crate) use llist::{Llist, chain};
 pub use rank::{Hooks, Rank};
 pub(crate) use rank::{Taken, count_held, enter, is_any_held, modules};
-pub(crate) use word::{Forks, Word};
-
-/// The state of the fork under way, for all locks. [`fork`](crate::fork) stores the forking thread
-/// in it.
-pub(crate) static FORKS: Forks = Forks {
-    thread: AtomicU64::new(0),
-    waiters: AtomicU64::new(0),
-};
+pub(crate) use word::{Patience, Word};
 
 /// Data that one thread at a time may access.
 pub(crate) struct Lock<T> {
@@ -77,25 +71,24 @@ impl<T> Lock<T> {
     /// Both happen only in a signal handler that interrupted a holder: the handler *may not wait*.
     #[inline]
     pub(crate) fn lock(&self) -> Option<Guard<'_, T>> {
-        self.take(false)
+        self.take(Patience::Endless)
     }
 
     /// Takes the lock as [`lock`](Self::lock) does. Also returns `None` if the thread would have to
-    /// wait for the forking thread.
+    /// wait for a forking thread.
     #[inline]
     pub(crate) fn lock_or_divert(&self) -> Option<Guard<'_, T>> {
-        self.take(true)
+        self.take(Patience::UntilFork)
     }
 
     #[inline]
-    fn take(&self, diverts: bool) -> Option<Guard<'_, T>> {
+    fn take(&self, patience: Patience) -> Option<Guard<'_, T>> {
         let me = me();
         let taken = match self.word.try_lock(me) {
             Ok(()) => true,
             Err(holder) if holder == me => false,
             Err(_) => {
-                self.word.spin(me)
-                    || (!is_any_held(self.rank) && self.word.wait(me, &FORKS, diverts))
+                self.word.spin(me) || (!is_any_held(self.rank) && self.word.wait(me, patience))
             }
         };
         taken.then(|| Guard { lock: self })
@@ -163,28 +156,27 @@ impl<T> Drop for Guard<'_, T> {
 /// What [`word`] and [`llist`] need from the system. Their loom models replace these items.
 mod primitive {
     pub(super) use core::hint::spin_loop;
-    pub(super) use core::sync::atomic::{AtomicU64, fence};
+    use core::sync::atomic::AtomicU32;
+    pub(super) use core::sync::atomic::AtomicU64;
+    use core::time::Duration;
 
-    /// Sleeps until a thread calls `futex_wake` for `word`. May return sooner. Returns at once if
-    /// the low half of `word` differs from that of `value`.
-    pub(super) fn futex_wait(word: &AtomicU64, value: u64) {
-        futex(word, libc::FUTEX_WAIT, value as u32);
+    /// Sleeps until a thread calls `futex_wake` for `word`, or until `time` has passed. May return
+    /// sooner. Returns at once if the low half of `word` differs from that of `value`.
+    pub(super) fn futex_wait(word: &AtomicU64, value: u64, time: Duration) {
+        crate::sys::wait_for_change(low_half(word), value as u32, time);
     }
 
-    /// Wakes up to `count` threads that sleep on `word`.
-    pub(super) fn futex_wake(word: &AtomicU64, count: i32) {
-        futex(word, libc::FUTEX_WAKE, count as u32);
+    /// Wakes a thread that sleeps on `word`, if there is one.
+    pub(super) fn futex_wake(word: &AtomicU64) {
+        crate::sys::wake_one(low_half(word));
     }
 
-    fn futex(word: &AtomicU64, operation: libc::c_int, value: u32) {
-        let halves = word.as_ptr().cast::<u32>();
+    fn low_half(word: &AtomicU64) -> &AtomicU32 {
+        let halves = word.as_ptr().cast::<AtomicU32>();
         let low = halves.wrapping_add(usize::from(cfg!(target_endian = "big")));
-        crate::sys::futex(
-            low,
-            operation | crate::sys::PRIVATE,
-            value,
-            core::ptr::null(),
-        );
+        // SAFETY: the half lies in `word` and is aligned. Only the kernel reads it through this
+        // reference.
+        unsafe { &*low }
     }
 }
 
@@ -249,18 +241,35 @@ mod tests {
         assert!(lock.lock().is_none());
         drop(held);
         assert!(lock.lock().is_some());
-        lock.word().lock_for_fork(me(), &FORKS);
+        assert!(lock.word().lock_for_fork(me(), Patience::Endless));
         assert!(lock.lock().is_none());
-        lock.word().unlock_after_fork();
+        lock.word().unlock_after_fork(me());
         assert!(lock.lock().is_some());
+    }
+
+    #[test]
+    fn a_sleeper_needs_no_wake() {
+        let lock = Lock::new(Rank::Shown, ());
+        let held = lock.lock();
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| lock.lock().is_some());
+            while !lock.word().is_waited_for() {
+                std::thread::yield_now();
+            }
+            // Gives the sleeper time to fall asleep.
+            std::thread::sleep(core::time::Duration::from_millis(5));
+            core::mem::forget(held);
+            lock.word().unlock_without_wake();
+            assert!(sleeper.join().unwrap());
+        });
     }
 
     #[test]
     fn a_fork_leaves_the_lock_of_an_interrupted_frame_alone() {
         let lock = Lock::new(Rank::Shown, ());
         let held = lock.lock();
-        lock.word().lock_for_fork(me(), &FORKS);
-        lock.word().unlock_after_fork();
+        assert!(lock.word().lock_for_fork(me(), Patience::Endless));
+        lock.word().unlock_after_fork(me());
         assert!(lock.is_held());
         drop(held);
         assert!(lock.lock().is_some());

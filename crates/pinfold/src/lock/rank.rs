@@ -4,7 +4,7 @@
 //! (`fork::register`). Forks take the locks through the table, and a thread that is about to wait
 //! finds there which locks it holds ([`is_any_held`]).
 
-use super::{FORKS, Word, me};
+use super::{Patience, Word, me};
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicPtr;
 use core::sync::atomic::Ordering::{Acquire, Release};
@@ -80,8 +80,8 @@ pub(crate) enum Taken {
     Other {
         /// Returns whether the thread with the given thread pointer holds it.
         is_held_by: fn(u64) -> bool,
-        /// Takes it, in the parent.
-        before: fn(),
+        /// Takes it, in the parent. Returns false if the patience ends first.
+        before: fn(Patience) -> bool,
         /// Gives it back, in the parent and in the child.
         after: fn(),
     },
@@ -117,18 +117,30 @@ impl Hooks {
         }
     }
 
-    /// Takes the locks for the fork of the calling thread.
-    pub(crate) fn before(&self) {
-        match self.taken {
-            Taken::Locks(visit) => visit(&mut |word| word.lock_for_fork(me(), &FORKS)),
-            Taken::Other { before, .. } => before(),
+    /// Calls `f` with the word of each lock.
+    pub(crate) fn each_word(&self, mut f: impl FnMut(&Word)) {
+        if let Taken::Locks(visit) = self.taken {
+            visit(&mut f);
         }
     }
 
-    /// Gives the locks back after the fork.
+    /// Takes the locks for the fork of the calling thread. Returns false if `patience` ends first.
+    /// The thread then holds some of them.
+    pub(crate) fn before(&self, patience: Patience) -> bool {
+        match self.taken {
+            Taken::Locks(visit) => {
+                let mut taken = true;
+                visit(&mut |word| taken = taken && word.lock_for_fork(me(), patience));
+                taken
+            }
+            Taken::Other { before, .. } => before(patience),
+        }
+    }
+
+    /// Gives the locks back after the fork, or as many as `before` took.
     pub(crate) fn after(&self) {
         match self.taken {
-            Taken::Locks(visit) => visit(&mut Word::unlock_after_fork),
+            Taken::Locks(visit) => visit(&mut |word| word.unlock_after_fork(me())),
             Taken::Other { after, .. } => after(),
         }
     }

@@ -8,56 +8,57 @@
 //! | the thread pointer t | held by the thread with that thread pointer |
 //! | [`WAITED_FOR`] | a thread may sleep until the lock is free |
 //! | [`FOR_FORK`] | the holder took the lock for a fork, and gives it back after the fork |
-//! | [`BELOW_FORK`] | the holder is an interrupted frame of the forking thread |
+//! | [`BELOW_FORK`] | the holder is a frame that a signal handler interrupted, and the handler forks |
 //!
 //! Thread pointers are aligned to at least 8 bytes, so their lowest three bits are free. Holder and
 //! state share one word and change in one step. So a signal handler that interrupts the change
 //! finds the lock either not yet taken, or held by its own thread. Waiters sleep on the low half of
 //! the word.
 //!
+//! # Why a sleeper looks again after a while
+//!
+//! A signal handler may interrupt a thread in [`Word::unlock`], after the lock is free and before
+//! the sleeper is woken. If the handler then waits for a lock that the sleeper holds, the wake
+//! would never come. So a sleeper looks at the word again after [`SLEEP`], woken or not.
+//!
 //! # While a process forks
 //!
 //! The forking thread holds every lock, and then waits for locks of the C library and of the
 //! program. Another thread may hold a lock of the program, and sleep on a lock of Pinfold. Then
 //! neither thread would ever go on. So a waiter whose caller can do without the lock *diverts*: it
-//! gives up as soon as the holder is the forking thread. No waiter may miss the fork:
-//!
-//! 1. The forking thread stores its thread pointer in [`Forks::thread`].
-//! 2. It takes each lock that it does not hold, and sets [`FOR_FORK`] or [`BELOW_FORK`] in each
-//!    word, with release order.
-//! 3. A waiter counts itself in [`Forks::waiters`], marks the word with [`WAITED_FOR`], loads
-//!    [`Forks::thread`], and sleeps if the word still has the marked value.
-//!    * If the mark comes after step 2, the waiter has read the fork's bit with acquire order. So
-//!      it sees the forking thread and diverts.
-//!    * If the mark comes before step 2, the fork's bit makes the word differ from the marked
-//!      value. So the waiter does not sleep, and looks again.
-//! 4. The forking thread wakes all threads that sleep on the word if the word is marked or the
-//!    count is not 0. The count is needed because [`Word::unlock`] clears the mark and wakes one
-//!    thread only. The forking thread sees the count of a thread that sleeps: the thread set its
-//!    mark with release order after it had counted itself. Every later change of the word is a
-//!    read-modify-write, so step 2 acquires from the mark.
+//! gives up when it finds [`FOR_FORK`] or [`BELOW_FORK`] in the word. A thread that was asleep when
+//! the bit was set finds it when it looks again.
 
-use super::primitive::{AtomicU64, fence, futex_wait, futex_wake, spin_loop};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use super::primitive::{AtomicU64, futex_wait, futex_wake, spin_loop};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::time::Duration;
 
 /// A thread may sleep until the lock is free.
-pub(crate) const WAITED_FOR: u64 = 1;
+const WAITED_FOR: u64 = 1;
 /// The holder took the lock for a fork.
-pub(crate) const FOR_FORK: u64 = 2;
-/// The holder is an interrupted frame of the forking thread.
-pub(crate) const BELOW_FORK: u64 = 4;
+const FOR_FORK: u64 = 2;
+/// The holder is an interrupted frame of a thread that forks.
+const BELOW_FORK: u64 = 4;
 const FLAGS: u64 = WAITED_FOR | FOR_FORK | BELOW_FORK;
 
 /// How often a waiter looks again before it sleeps. A running holder is done within about a
 /// microsecond.
 const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
 
-/// The state of the process's forks that all locks share.
-pub(crate) struct Forks {
-    /// The thread pointer of the forking thread, or 0.
-    pub(crate) thread: AtomicU64,
-    /// The number of threads that wait for a lock.
-    pub(crate) waiters: AtomicU64,
+/// The longest sleep between two looks at the word.
+const SLEEP: Duration = Duration::from_millis(10);
+/// The maximum number of sleeps of a thread that does not wait without end.
+const FEW_SLEEPS: u32 = 10;
+
+/// How long a thread waits for a lock.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Patience {
+    /// Until the lock is free.
+    Endless,
+    /// Until the lock is free or a fork has it.
+    UntilFork,
+    /// Until the lock is free, or [`FEW_SLEEPS`] are over.
+    Short,
 }
 
 /// A lock without the data that it protects.
@@ -93,23 +94,12 @@ impl Word {
         })
     }
 
-    /// Sleeps until the lock is free, and takes it. With `diverts`, returns false as soon as the
-    /// holder is the forking thread.
+    /// Sleeps until the lock is free, and takes it. Returns false if `patience` ends first.
     #[cold]
-    pub(crate) fn wait(&self, me: u64, forks: &Forks, diverts: bool) -> bool {
-        // Sequentially consistent, to pair with the fence in `lock_for_fork`: either the forking
-        // thread sees this count, or this thread sees the forking thread.
-        forks.waiters.fetch_add(1, SeqCst);
-        let taken = self.wait_counted(me, forks, diverts);
-        forks.waiters.fetch_sub(1, Relaxed);
-        taken
-    }
-
-    fn wait_counted(&self, me: u64, forks: &Forks, diverts: bool) -> bool {
+    pub(crate) fn wait(&self, me: u64, patience: Patience) -> bool {
+        let mut sleeps = 0;
         loop {
-            // Acquire pairs with the release in `lock_for_fork`: a thread that sees the fork's bit
-            // also sees `Forks::thread`.
-            let word = self.0.load(Acquire);
+            let word = self.0.load(Relaxed);
             if word == 0 {
                 // Takes the lock with the mark, because other threads may still sleep. `unlock`
                 // cleared the mark but woke only one thread.
@@ -119,66 +109,78 @@ impl Word {
                 }
                 continue;
             }
-            let marked = word | WAITED_FOR;
-            // Release: the forking thread that acquires the mark also sees the count. Acquire pairs
-            // with the release in `lock_for_fork`: a thread that sees the fork's bit also sees
-            // `Forks::thread`.
-            let mark = || self.0.compare_exchange(word, marked, AcqRel, Relaxed);
-            if word != marked && mark().is_err() {
-                continue;
-            }
-            if diverts && forks.thread.load(SeqCst) == word & !FLAGS {
+            let is_over = match patience {
+                Patience::Endless => false,
+                Patience::UntilFork => word & (FOR_FORK | BELOW_FORK) != 0,
+                Patience::Short => sleeps == FEW_SLEEPS,
+            };
+            if is_over {
                 return false;
             }
-            futex_wait(&self.0, marked);
+            let marked = word | WAITED_FOR;
+            let mark = || self.0.compare_exchange(word, marked, Relaxed, Relaxed);
+            if word == marked || mark().is_ok() {
+                futex_wait(&self.0, marked, SLEEP);
+                sleeps += 1;
+            }
         }
     }
 
     /// Gives the lock back and wakes a sleeping thread.
     #[inline]
     pub(crate) fn unlock(&self) {
-        // Release pairs with the acquires in `try_lock` and `wait_counted`: the next holder sees
-        // this holder's writes.
+        // Release pairs with the acquires in `try_lock` and `wait`: the next holder sees this
+        // holder's writes.
         if self.0.swap(0, Release) & WAITED_FOR != 0 {
-            futex_wake(&self.0, 1);
+            futex_wake(&self.0);
         }
     }
 
-    /// Takes the lock for the fork that this thread has stored in `forks`, and wakes the sleeping
-    /// threads, which may divert.
-    ///
-    /// A lock that an interrupted frame of this thread holds stays with that frame.
-    pub(crate) fn lock_for_fork(&self, me: u64, forks: &Forks) {
-        let bit = match self.try_lock(me) {
-            Err(holder) if holder == me => BELOW_FORK,
-            Ok(()) => FOR_FORK,
-            Err(_) => {
-                if !self.spin(me) {
-                    self.wait(me, forks, false);
-                }
-                FOR_FORK
-            }
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.0.load(Relaxed) & WAITED_FOR != 0
+    }
+
+    /// Gives the lock back without the wake, as a thread does that is interrupted in `unlock`.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn unlock_without_wake(&self) {
+        self.0.store(0, Release);
+    }
+
+    /// Notes that this thread forks, if an interrupted frame of this thread holds the lock.
+    pub(crate) fn mark_below_fork(&self, me: u64) {
+        if self.holder() == me {
+            self.0.fetch_or(BELOW_FORK, Relaxed);
+        }
+    }
+
+    /// Takes the lock for a fork. A lock that an interrupted frame of this thread holds stays with
+    /// that frame. Returns false if `patience` ends before the lock is free.
+    pub(crate) fn lock_for_fork(&self, me: u64, patience: Patience) -> bool {
+        let taken = match self.try_lock(me) {
+            Err(holder) if holder == me => return true,
+            Ok(()) => true,
+            Err(_) => self.spin(me) || self.wait(me, patience),
         };
-        // Release: a waiter that sees the bit also sees `Forks::thread`. Acquire pairs with the
-        // waiters' marks: this thread sees that the marked waiters are counted.
-        let before = self.0.fetch_or(bit, AcqRel);
-        // Pairs with the count in `wait`: either this thread sees the count, or the waiter sees the
-        // forking thread.
-        fence(SeqCst);
-        if before & WAITED_FOR != 0 || forks.waiters.load(SeqCst) != 0 {
-            futex_wake(&self.0, i32::MAX);
+        if taken {
+            self.0.fetch_or(FOR_FORK, Relaxed);
+        }
+        taken
+    }
+
+    /// Gives the lock back if [`lock_for_fork`](Self::lock_for_fork) took it. Also does what
+    /// [`unmark_below_fork`](Self::unmark_below_fork) does. For the parent and the child.
+    pub(crate) fn unlock_after_fork(&self, me: u64) {
+        if self.0.load(Relaxed) & FOR_FORK != 0 {
+            self.unlock();
+        } else {
+            self.unmark_below_fork(me);
         }
     }
 
-    /// Gives the lock back if [`lock_for_fork`](Self::lock_for_fork) took it. For the parent and
-    /// the child.
-    pub(crate) fn unlock_after_fork(&self) {
-        let word = self.0.load(Relaxed);
-        if word & FOR_FORK != 0 {
-            self.unlock();
-        } else if word & BELOW_FORK != 0 {
-            // An interrupted frame of this thread holds the lock, so no other thread clears the
-            // bit.
+    /// Takes back what [`mark_below_fork`](Self::mark_below_fork) noted.
+    pub(crate) fn unmark_below_fork(&self, me: u64) {
+        if self.holder() == me {
             self.0.fetch_and(!BELOW_FORK, Relaxed);
         }
     }

@@ -283,7 +283,7 @@ fn take_heads<T: 'static>(offset: usize) -> Result<u64, FenceError> {
     let fenced = if rseq { fence() } else { Ok(()) };
     let mut first = 0;
     for index in used() {
-        if fenced.is_err() || !LIST_UNITS.try_await_stopped(index) {
+        if fenced.is_err() || !LIST_UNITS.await_stopped(index) {
             LIST_UNITS.resume_untouched(index);
             continue;
         }

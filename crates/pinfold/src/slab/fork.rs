@@ -53,7 +53,7 @@ fn forget_other_threads() {
 mod tests {
     use super::*;
     use crate::counter_units;
-    use crate::lock::while_held;
+    use crate::lock::{hold, while_held};
     use crate::slab::KmemCache;
     use core::alloc::Layout;
     use core::time::Duration;
@@ -78,5 +78,46 @@ mod tests {
         let soon = Duration::from_millis(50);
         let block = while_held(counter_units::lock_word(), soon, || counter_units::alloc(8));
         assert_eq!(block, None);
+    }
+
+    // The handler's frame holds the node's lock. Another thread holds the registry and waits for
+    // that lock.
+    #[test]
+    fn a_fork_in_a_handler_gives_up_a_wait() {
+        const ALONE: &str = "PINFOLD_TEST_FORKS_IN_A_HANDLER";
+        if std::env::var_os(ALONE).is_none() {
+            // In a process of its own: a fork stops the threads of other tests.
+            let (_, module) = module_path!().split_once("::").unwrap();
+            let name = std::format!("{module}::a_fork_in_a_handler_gives_up_a_wait");
+            let status = std::process::Command::new(std::env::current_exe().unwrap())
+                .args([&*name, "--exact"])
+                .env(ALONE, "1")
+                .status();
+            return assert!(status.unwrap().success());
+        }
+        let cache = KmemCache::new("held", Layout::new::<u64>()).unwrap();
+        let node = &cache.descriptor.nodes()[0];
+        let stock = node.stock_after_fork().unwrap();
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let _registry = hold(descriptor::registry_word());
+                node.stock_after_fork().is_some()
+            });
+            while !node.stock.word().is_waited_for() {
+                std::thread::yield_now();
+            }
+            // SAFETY: the child ends at once.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                // SAFETY: always sound.
+                unsafe { libc::_exit(7) };
+            }
+            let mut status = 0;
+            // SAFETY: `status` is a valid place for the result.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(libc::WEXITSTATUS(status), 7);
+            drop(stock);
+            assert!(other.join().unwrap());
+        });
     }
 }

@@ -6,7 +6,7 @@ use core::time::Duration;
 use pinfold_rseq::syscall;
 
 /// Marks a futex that no other process uses.
-pub(crate) const PRIVATE: libc::c_int = libc::FUTEX_PRIVATE_FLAG;
+const PRIVATE: libc::c_int = libc::FUTEX_PRIVATE_FLAG;
 
 /// Sleeps until a thread calls [`wake`] for `word`, or until `time` has passed. May return sooner.
 /// Returns at once if `word` differs from `value`.
@@ -34,6 +34,11 @@ pub(crate) fn wake(word: &AtomicU32) {
     futex(word.as_ptr(), operation, i32::MAX as u32, null());
 }
 
+/// Wakes a thread of this process that waits for a change of `word`, if there is one.
+pub(crate) fn wake_one(word: &AtomicU32) {
+    futex(word.as_ptr(), libc::FUTEX_WAKE | PRIVATE, 1, null());
+}
+
 /// Wakes all threads of all processes that wait for a change of `word`, which they share.
 pub(crate) fn wake_shared(word: &AtomicU32) {
     futex(word.as_ptr(), libc::FUTEX_WAKE, i32::MAX as u32, null());
@@ -41,12 +46,7 @@ pub(crate) fn wake_shared(word: &AtomicU32) {
 
 /// Makes a futex call. `operation` is `FUTEX_WAIT` or `FUTEX_WAKE`, with or without [`PRIVATE`].
 /// `time` limits a wait, and is null or the address of a time.
-pub(crate) fn futex(
-    word: *const u32,
-    operation: libc::c_int,
-    value: u32,
-    time: *const libc::timespec,
-) {
+fn futex(word: *const u32, operation: libc::c_int, value: u32, time: *const libc::timespec) {
     let (word, time) = (word as usize, time as usize);
     // SAFETY: both operations only read `word` and `time`. The kernel refuses an address that it
     // cannot read.

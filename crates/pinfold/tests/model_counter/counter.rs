@@ -17,8 +17,8 @@
 //! | `Held::drop` | `pinfold/src/counter/stripe.rs` `Held::drop` | `1b0eb05151ef44df` |
 //! | `Held::drop` | `pinfold/src/counter/stripe.rs` `AllHeld::drop` | `2ed2f5a5adb10016` |
 //! | `try_hold_all` | `pinfold/src/counter/stripe.rs` `try_hold_all` | `3d3cb239b6165036` |
-//! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all` | `28afadc38d3470b2` |
-//! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all_but` | `0417cef87b8b5373` |
+//! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all` | `64b100eca558ab1b` |
+//! | `hold_all` | `pinfold/src/counter/stripe.rs` `AllHeld::add_all` | `9bcce8ded2af114b` |
 //! | `hold_all_or_refuse` | `pinfold/src/counter/stripe.rs` `hold_all_or_refuse` | `ef215dcf719f8b88` |
 //! | `pause` | `pinfold/src/counter/stripe.rs` `pause` | `5b12a7d1db03c34b` |
 //! | `enter` | `pinfold/src/counter/freezers.rs` `enter` | `27bcf2ef38ee956a` |

@@ -230,7 +230,7 @@ fn take_idle_everywhere() {
     for index in chosen() {
         // On the atomic backend, this may be a signal handler that interrupted an operation on the
         // unit. The wait then fails, and this function takes nothing from the unit.
-        match fenced && SHEAF_UNITS.try_await_stopped(index) {
+        match fenced && SHEAF_UNITS.await_stopped(index) {
             true => {
                 take_idle(index);
                 SHEAF_UNITS.resume(index);

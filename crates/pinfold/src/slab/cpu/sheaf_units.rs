@@ -240,7 +240,8 @@ impl Descriptor {
 ///
 /// # Errors
 ///
-/// [`FenceError`], if the kernel cannot fence. The sheaves then stay where they are.
+/// [`FenceError`], if the kernel cannot fence. On the atomic backend also with `EBUSY`, if an
+/// operation does not end within a second. The sheaves then stay where they are.
 pub(crate) fn drain(caches: impl Fn(&Descriptor) -> bool) -> Result<(), FenceError> {
     let Some(stopping) = STOPPING.lock() else {
         return Ok(());
@@ -248,17 +249,25 @@ pub(crate) fn drain(caches: impl Fn(&Descriptor) -> bool) -> Result<(), FenceErr
     let units = || (0..possible()).filter(|&index| !SHEAF_UNITS.unit(index).is_null());
     units().for_each(|index| SHEAF_UNITS.stop(index));
     let fenced = fence();
-    if fenced.is_ok() {
-        units().for_each(|index| SHEAF_UNITS.await_stopped(index));
+    let waited = units().take_while(|&index| fenced.is_ok() && SHEAF_UNITS.await_stopped(index));
+    let stopped = waited.count();
+    let all = stopped == units().count();
+    if all {
         registry::for_each(|cache| {
             if caches(cache) {
                 units().for_each(|index| drain_unit(cache, SHEAF_UNITS.unit(index)));
             }
         });
     }
-    units().for_each(|index| SHEAF_UNITS.resume(index));
+    for (nth, index) in units().enumerate() {
+        match nth < stopped {
+            true => SHEAF_UNITS.resume(index),
+            false => SHEAF_UNITS.resume_untouched(index),
+        }
+    }
     drop(stopping);
-    fenced
+    let busy = FenceError { errno: libc::EBUSY };
+    fenced.and_then(|()| all.then_some(()).ok_or(busy))
 }
 
 /// Takes all sheaves of `cache` out of a stopped unit.
