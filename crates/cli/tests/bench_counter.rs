@@ -1,5 +1,5 @@
-//! `pinfold bench counter` in small runs: the output, and whose sums are exact. The tests do not
-//! judge speed.
+//! Small runs of `pinfold bench counter`. They check its output, and that the exact designs have
+//! exact sums. They do not judge speed.
 
 mod runs;
 

@@ -102,6 +102,19 @@ fn signals_reach_the_command() {
 }
 
 #[test]
+fn a_signal_stays_ignored_if_it_was_ignored_before() {
+    // As in the background of a shell without job control.
+    let text = r#"trap '' INT; exec "$0" run --stats -- sh -c 'kill -INT $$; echo alive'"#;
+    let output = std::process::Command::new("sh")
+        .args(["-c", text])
+        .arg(assert_cmd::cargo::cargo_bin("pinfold"))
+        .output()
+        .unwrap();
+    let (out, _, code) = texts::of(output);
+    assert_eq!((out.as_str(), code), ("alive\n", Some(0)));
+}
+
+#[test]
 fn commands_that_cannot_start_give_the_status_that_shells_give() {
     let folder = tempfile::tempdir().unwrap();
     let plain = script(folder.path(), "plain", "text", 0o644);

@@ -84,8 +84,8 @@ pub(crate) fn parsed<T: FromStr>(value: &[u8]) -> Option<T> {
     from_utf8(value).ok()?.parse().ok()
 }
 
-/// Lists all environment variables that Pinfold reads. docs/environment.md describes them in this
-/// order.
+/// Lists Pinfold's own environment variables. docs/environment.md describes them in this order.
+/// Variables that only tests read are not here, except the last.
 pub static SETTINGS: [Setting; 16] = [
     Setting {
         name: MEMORY_LIMIT,

@@ -204,8 +204,7 @@ fn give_back() {
     modules().rev().for_each(Hooks::after);
     TURNS.fetch_add(TURNS.load(Relaxed) % 2, Release);
     sys::wake(&TURNS);
-    // SAFETY: `prepare` took the lock in this thread, or this is a child without the thread that
-    // took it.
+    // SAFETY: this thread holds the lock, or this is a child in which no other thread exists.
     unsafe { ONE.unlock() };
 }
 

@@ -239,12 +239,11 @@ pub(crate) fn of_this_cpu() -> usize {
     }
 }
 
-/// Returns the node of a CPU that came online after the machine was read, and stores it in the
-/// table.
+/// Returns the node of the CPU on which the thread runs now, and stores it in the table. For a CPU
+/// that came online after the machine was read.
 ///
-/// Asks the kernel for the CPU and the node that the thread runs on now. Stores nothing if the
-/// thread has left `cpu`. Costs one system call, usually once for each CPU. A node without usable
-/// memory counts as node 0.
+/// Asks the kernel for that CPU and its node. Stores nothing if the thread has left `cpu`. Costs
+/// one system call, usually once for each CPU. A node without usable memory counts as node 0.
 #[cold]
 fn ask_for_node(cpu: usize) -> usize {
     let (mut now, mut id) = (0u32, 0u32);

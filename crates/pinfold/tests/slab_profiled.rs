@@ -113,8 +113,8 @@ fn other_caches_and_times_are_left_out() {
     check(before, 0, "the free of a sampled object after the end");
 }
 
-/// Begins an interval on each CPU, where the first allocation is not sampled. Then stays on one
-/// CPU.
+/// Begins an interval on each CPU. The first allocation in an interval is not sampled. Then stays
+/// on one CPU.
 fn warm_up(cache: &KmemCache) {
     for cpu in affinity().unwrap().iter() {
         assert!(set_affinity(&CpuSet::from_iter([cpu])));

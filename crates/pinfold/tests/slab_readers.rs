@@ -34,8 +34,8 @@ fn replace(cache: &KmemCache, place: usize) {
 fn read(place: usize, looks: u64) {
     let _reader = grace::enter();
     let item = PLACES[place % 16].load(Acquire);
-    // SAFETY: a thread that takes the item out of sight defers it, so it stays until this reader
-    // has left.
+    // SAFETY: a thread that takes the item out of sight frees it deferred, so it stays until this
+    // reader has left.
     if let Some(item) = unsafe { item.as_ref() } {
         look(item, looks);
     }

@@ -33,8 +33,7 @@ pub struct Args {
     #[arg(value_name = "POLICY")]
     policy: Option<OsString>,
 
-    /// Show where pages go that a CPU of this node touches; by default the node that this command
-    /// runs on
+    /// Show where pages go if a CPU of this node touches them; by default the node of this command
     #[arg(long, value_name = "NODE", value_parser = node)]
     from: Option<usize>,
 

@@ -51,20 +51,19 @@ impl Relay {
         let ignored = LEFT_TO_THE_COMMAND.map(|signal| (signal, libc::SIG_IGN));
         let mut before = Vec::new();
         for (signal, action) in relayed.into_iter().chain(ignored) {
-            // SAFETY: zero bytes are a valid `sigaction`, which holds only integers and an optional
-            // pointer. The handler only loads an atomic and calls `kill`.
-            unsafe {
-                let mut old: libc::sigaction = std::mem::zeroed();
-                libc::sigaction(signal, std::ptr::null(), &raw mut old);
-                // An ignored signal stays ignored, as under nohup.
-                if old.sa_sigaction != libc::SIG_IGN {
-                    let mut new: libc::sigaction = std::mem::zeroed();
-                    new.sa_sigaction = action;
-                    new.sa_flags = libc::SA_RESTART;
-                    libc::sigaction(signal, &raw const new, std::ptr::null_mut());
-                    before.push((signal, old));
-                }
+            let old = action_of(signal);
+            // An ignored signal stays ignored, as under nohup.
+            if old.sa_sigaction == libc::SIG_IGN {
+                continue;
             }
+            let new = libc::sigaction {
+                sa_sigaction: action,
+                sa_flags: libc::SA_RESTART,
+                ..old
+            };
+            // SAFETY: the handler only loads an atomic and calls `kill`.
+            unsafe { libc::sigaction(signal, &raw const new, std::ptr::null_mut()) };
+            before.push((signal, old));
         }
         Ok(Relay { before })
     }
@@ -97,18 +96,32 @@ impl Relay {
     }
 }
 
-/// Makes the child begin with the default actions of SIGPIPE, SIGINT and SIGQUIT, which this
-/// process ignores.
+/// Makes the child begin with the default actions of SIGPIPE, and of SIGINT and SIGQUIT unless they
+/// are ignored now. To be called before [`Relay::start`], which makes this process ignore them.
 pub fn prepare_child(command: &mut Command) {
+    let reset = LEFT_TO_THE_COMMAND.map(|signal| action_of(signal).sa_sigaction != libc::SIG_IGN);
     // SAFETY: the closure calls only `signal`, which is allowed between fork and exec.
     unsafe {
-        command.pre_exec(|| {
+        command.pre_exec(move || {
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-            for signal in LEFT_TO_THE_COMMAND {
-                libc::signal(signal, libc::SIG_DFL);
+            for (signal, reset) in LEFT_TO_THE_COMMAND.into_iter().zip(reset) {
+                if reset {
+                    libc::signal(signal, libc::SIG_DFL);
+                }
             }
             Ok(())
         });
+    }
+}
+
+/// Returns this process's action for a signal.
+fn action_of(signal: i32) -> libc::sigaction {
+    // SAFETY: zero bytes are a valid `sigaction`, which holds only integers and an optional
+    // pointer. The call only writes to it.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &raw mut action);
+        action
     }
 }
 

@@ -85,8 +85,8 @@ fn read(mut from: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
     })
 }
 
-/// Waits for the end of a command. Returns its status, and how much memory it has touched at once.
-/// Ends it and returns `None` if it takes too long.
+/// Waits for the end of a command. Returns its status and its peak resident memory. Ends it and
+/// returns `None` if it takes too long.
 fn wait(child: &mut Child) -> Option<(ExitStatus, u64)> {
     let end = Instant::now() + PATIENCE;
     let pid = child.id() as i32;

@@ -59,8 +59,8 @@ impl FreeRuns {
         }
     }
 
-    /// Returns the bins of the runs of `state`: for clean and absent runs, of those in dense
-    /// regions if `dense` is true, or else of those in plain regions.
+    /// Returns the bins for runs of `state`. Dirty runs have one set of bins. Clean and absent runs
+    /// have one set for dense regions and one for plain regions; `dense` chooses.
     fn bins(&mut self, state: State, dense: bool) -> &mut Bins {
         match state {
             State::Dirty => &mut self.dirty,

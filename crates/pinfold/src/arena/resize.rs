@@ -82,7 +82,8 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
 
 /// Makes the granule before `index` the last of a run, and the granule at `index` the first of
 /// another. Sets their states, because the frames may still have the states of free runs that once
-/// ended or began there.
+/// ended or began there. Does not write the state of the run's own first or last frame, which is
+/// [`State::Busy`] already and which a holder of the arena's lock may be reading.
 ///
 /// # Safety
 ///
@@ -90,8 +91,11 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
 unsafe fn cut(index: u32) {
     // SAFETY: the caller promises that both granules are in its own run.
     unsafe {
-        (*frame(index - 1)).state = State::Busy;
-        (*frame(index)).state = State::Busy;
+        for frame in [frame(index - 1), frame(index)] {
+            if (*frame).state != State::Busy {
+                (*frame).state = State::Busy;
+            }
+        }
     }
 }
 

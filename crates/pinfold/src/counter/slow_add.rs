@@ -87,8 +87,8 @@ impl PerCpuCounter {
         }
     }
 
-    /// Adds `n` to this CPU's shard, after a fold or a change of the batch. Returns false if `n`
-    /// does not fit into the shard.
+    /// Adds `n` to this CPU's shard. First activates the shard, changes the batch or folds, if that
+    /// is needed. Returns false if `n` does not fit, the counter is frozen, or there is no memory.
     fn add_to_shard(&self, n: i64) -> bool {
         let size = n.unsigned_abs();
         let shards = (size <= MAX_BATCH).then(|| self.shards_or_alloc());

@@ -47,7 +47,7 @@ pub(crate) fn watch_block(offset: usize, size: usize, watched: bool) -> bool {
     for block in offset / SIZE..(offset + size).div_ceil(SIZE) {
         WORDS.fetch_max(block / 64 + 1, Relaxed);
         let bit = 1 << (block % 64);
-        // Release pairs with the acquire in `fold_watched`: a thread that sees the bit also sees
+        // Release pairs with the acquire in `fold_watched_in`: a thread that sees the bit also sees
         // the block prepared. `forget` clears bits under the shards' locks, and a folding thread
         // checks the bit under such a lock. So it never touches a freed block.
         if watched {

@@ -107,8 +107,9 @@ pub(super) fn note_larger() {
     HAS_LARGER.store(true, Relaxed);
 }
 
-/// Returns true if `block` may have been allocated for `size` bytes at a multiple of `align`, or if
-/// no cache checks. Otherwise reports the fault. Returns true for an address outside all blocks.
+/// Checks the size and alignment that a free names, if they are checked at all. Returns false if
+/// they do not fit a small object, after a report. Ends the process if `size` is beyond a larger
+/// block. Returns true in all other cases, also for an address at which no block begins.
 #[inline(always)]
 pub fn fits(block: *mut u8, size: usize, align: usize) -> bool {
     !kmalloc::any_checks() || fits_checked(block, size, align)

@@ -31,8 +31,8 @@ pub(super) fn open() -> bool {
     opened.is_some()
 }
 
-/// Shows the addresses of two words in the segment, so that a process that may trace this one can
-/// close the paths of malloc when it has a request.
+/// Writes the addresses of two words into the segment. Through them, a process that may trace this
+/// one can close malloc's fast paths when it has a request.
 fn show() {
     if let Some(segment) = segment::current() {
         let words = [paths().limit, paths().counted];

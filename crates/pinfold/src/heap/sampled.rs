@@ -113,8 +113,8 @@ pub(super) fn made_large(block: *mut u8, size: usize) {
     }
 }
 
-/// Reallocates by `f`, and keeps the sample of the block up to date. Samples a block without a
-/// sample if its growth in place is due.
+/// Reallocates by `f`, and keeps the sample of the block up to date. If a block outside the size
+/// classes has no sample and grows in place, the growth may be sampled.
 ///
 /// # Safety
 ///

@@ -115,8 +115,7 @@ impl<T> Lock<T> {
     ///
     /// # Safety
     ///
-    /// The calling thread holds the lock, or the process is a forked child without the thread that
-    /// held it.
+    /// The calling thread holds the lock, or is the only thread of a forked child.
     pub(crate) unsafe fn unlock(&self) {
         self.word.unlock();
     }

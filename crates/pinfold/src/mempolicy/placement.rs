@@ -70,7 +70,7 @@ impl Placement {
 
     /// Returns how the allocator follows the calling thread's policy. Returns `None` if the thread
     /// has no policy, or the kernel does not tell it. One system call. Reads no file: under
-    /// `weighted interleave`, nodes have the weights that the last [`of`](Self::of) read.
+    /// `weighted interleave`, nodes have the weights that the latest call of [`of`](Self::of) read.
     #[inline(never)]
     pub(crate) fn of_thread() -> Option<Placement> {
         Placement::again(&super::thread().ok()?)

@@ -24,8 +24,8 @@ use core::ptr::{NonNull, null_mut, slice_from_raw_parts};
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
 
-/// At most this many ranges are searched in steps that the compiler unrolls. No table has room for
-/// fewer ranges.
+/// A table with at most this many ranges, but more than three, is searched in steps that the
+/// compiler unrolls. Every table has room for this many ranges.
 const FEW: usize = 16;
 /// The steps of that search: the halves of [`FEW`].
 const HALVES: [usize; 4] = [8, 4, 2, 1];
@@ -93,8 +93,8 @@ impl<const WORDS: usize> Table<WORDS> {
     /// Maps a table without ranges that has room for at least `ranges` ranges. Returns `None` if
     /// there is no memory.
     ///
-    /// There are twice as many slots as ranges, because [`Ranges::update`] gives each range another
-    /// slot.
+    /// There are more than twice as many slots as ranges, because [`Ranges::update`] gives each
+    /// range another slot.
     ///
     /// [`Ranges::update`]: super::ranges::Ranges::update
     pub(super) fn map(ranges: usize, older: *mut Table<WORDS>) -> Option<NonNull<Self>> {
@@ -188,8 +188,8 @@ impl<'t, const WORDS: usize> View<'t, WORDS> {
     #[inline(always)]
     pub(super) unsafe fn at(array: *const Array<WORDS>) -> Option<Self> {
         // SAFETY: the caller promises that the table stays mapped. The pointers in the array lead
-        // to parts of the same mapping, of which all words are atomic. There are at least `FEW`
-        // starts.
+        // to parts of the same mapping, of which all words are atomic. Each array has at least
+        // `FEW` starts.
         unsafe {
             let array = array.as_ref()?;
             Some(View {

@@ -26,8 +26,9 @@ const AT_ONCE: usize = 8;
 pub enum PushError {
     /// This CPU's ring is full until a reader has read from it.
     Full,
-    /// There is no memory for this CPU's ring, or another thread forks while the ring gets its
-    /// memory, or (without restartable sequences) another thread is appending to the ring.
+    /// There is no memory for this CPU's ring, another thread forks while the ring gets its memory,
+    /// or the thread moved between CPUs again and again. Without restartable sequences also:
+    /// another thread is using the memory of counters, lists and rings on this CPU.
     Unavailable,
 }
 
@@ -221,8 +222,7 @@ impl<const WORDS: usize, const SLOTS: usize> PerCpuRing<WORDS, SLOTS> {
     /// # Errors
     ///
     /// Returns [`PushError::Full`] if the ring has no free slot. Returns [`PushError::Unavailable`]
-    /// if the CPU has no ring and cannot get one now, or (without restartable sequences) if another
-    /// thread is appending to it. Nothing is appended then.
+    /// in the cases that it names. Nothing is appended then.
     #[inline]
     pub fn push(&self, record: [u64; WORDS]) -> Result<(), PushError> {
         // SAFETY: only this ring's operations give the block an offset, and all of them pass this

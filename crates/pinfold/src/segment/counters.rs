@@ -51,8 +51,8 @@ use sealed::Read;
 /// ```
 pub trait Counted: Read {}
 
-/// A set of counters that [`show_set`] takes: [`VmEvents`] or [`VmStat`], of which the value of an
-/// item is the sum of all zones.
+/// A set of counters that [`show_set`] takes: [`VmEvents`] or [`VmStat`]. The value of a `VmStat`
+/// item is its sum over all zones.
 ///
 /// ```
 /// pinfold::vmstat_items! {
@@ -293,7 +293,7 @@ pub fn hide(name: &str) -> bool {
 
 /// Ends the showing of the counter or set at address `counter`, before it is destroyed. Returns
 /// false if the counter may still be shown: the caller must not free it then. This happens in a
-/// signal handler that interrupted a call of this module, or a fork.
+/// signal handler that interrupted a call of this module or a fork.
 #[doc(hidden)]
 #[must_use]
 pub fn hide_at(counter: *const ()) -> bool {

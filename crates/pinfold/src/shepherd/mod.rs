@@ -419,7 +419,7 @@ pub fn tick_in_passing() {
 }
 
 /// Returns whether a call of [`tick_in_passing`] is wanted soon, because another process has a
-/// request. Four loads, and one in a process with a shepherd thread.
+/// request. At most four loads, and one in a process with a shepherd thread.
 pub(crate) fn is_called() -> bool {
     !has_thread() && bell::has_rung()
 }

@@ -244,7 +244,7 @@ fn replace(head: *mut u8, parts: Parts) -> bool {
 }
 
 /// Shows the present settings, and serves the requests in the mailbox. The shepherd's ticks call
-/// this function. Without a request, it costs a load for each slot.
+/// this function. Without a request, it costs a store for each setting and a load for each slot.
 fn look(reach: shepherd::Reach) {
     let Some(server) = server() else {
         return;

@@ -12,8 +12,8 @@ use crate::slab::cpu::in_flight;
 use crate::slab::cpu::sheaf;
 use crate::{arena, shepherd};
 
-/// Makes forks take the locks of this layer and of the arenas below, and the shepherd's ticks drain
-/// idle sheaves. Returns false if [`fork::register`] does.
+/// Has each fork take the locks of this layer and of the arenas, and each tick of the shepherd
+/// drain idle sheaves. Returns false if [`fork::register`] does.
 pub(super) fn register() -> bool {
     static HOOKS: [Hooks; 5] = [
         Hooks {

@@ -1,8 +1,9 @@
 //! What the loader is doing.
 
 /// Returns whether no thread is loading or unloading a library. Reads `r_debug.state`, whose
-/// address is the entry `DT_DEBUG` of the program's dynamic section. A program without this entry
-/// has no loader.
+/// address is the entry `DT_DEBUG` of the program's dynamic section. In a program without this
+/// entry, returns true: it has no loader. Returns false if the kernel did not pass the program's
+/// headers.
 pub fn loader_is_idle() -> bool {
     // SAFETY: `getauxval` only reads the auxiliary vector.
     let (at, count) = unsafe {

@@ -100,7 +100,8 @@ pub(crate) fn memory_limit(root: &[u8]) -> Option<usize> {
 }
 
 /// Finds the smallest limit on the memory of a process, and calls `f` with the limit in bytes and
-/// with the folder of the cgroup that has it. Returns `None` if there is no limit.
+/// with the folder of the cgroup that has it. Returns `None` if it finds no limit, and in a signal
+/// handler that may not wait for the buffer's lock.
 ///
 /// `list` is the path of the process's file `cgroup`. `root` stands in front of every path.
 pub fn with_tightest<R>(root: &[u8], list: &[u8], f: impl FnOnce(usize, &[u8]) -> R) -> Option<R> {

@@ -237,11 +237,11 @@ impl<I: Item> VmStat<I> {
         self.add(zone, item, -1);
     }
 
-    /// Adds `delta`, of any size and sign, from any thread or signal handler. Never waits. Nothing
-    /// is lost or counted twice.
+    /// Adds `delta`, of any size and sign, from any thread or signal handler. Never waits, and
+    /// counts nothing twice.
     ///
-    /// An add for a zone that does not exist, or without memory for the counters, only counts for
-    /// [`lost`](Self::lost).
+    /// An add for a zone that does not exist, or without memory for the counters, is lost:
+    /// [`lost`](Self::lost) counts it.
     ///
     /// # Panics
     ///

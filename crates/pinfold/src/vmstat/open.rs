@@ -71,8 +71,8 @@ impl<I: Item> VmStat<I> {
             .counters
             .compare_exchange(null_mut(), table, Release, Relaxed);
         if published.is_err() {
-            // SAFETY: the exchange failed, so no other thread knows the table. A counter without a
-            // block owns nothing.
+            // SAFETY: the exchange failed, so no other thread knows the table. Its counters have no
+            // blocks, so they need no drop.
             unsafe { sys::unmap(head.cast(), bytes) };
         }
         Some(())

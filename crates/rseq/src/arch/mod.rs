@@ -181,8 +181,8 @@ impl Area {
         /// Puts `item`, which is not null, on the stack at `offset`, as
         /// [`Units::push`](crate::Units::push) does.
         ///
-        /// A top that is not a multiple of [`STACK_ALIGN`](crate::STACK_ALIGN) is the address of a
-        /// free slot. The section may write that slot and then abort.
+        /// A top at a multiple of [`STACK_ALIGN`](crate::STACK_ALIGN) means full or missing. Any
+        /// other top is the address of a free slot. The section may write that slot and then abort.
         ///
         /// # Safety
         ///

@@ -1,10 +1,10 @@
-//! `rseq-cmpxchg` and `rseq-inc-check`: the document's two experiments, in critical sections. So
-//! neither needs a lock prefix, as in the kernel. x86-64 only.
+//! `rseq-cmpxchg` and `rseq-inc-check`: the two experiments of docs/seeds/000-vmstat.md, in
+//! critical sections. So neither needs a lock prefix, as in the kernel. x86-64 only.
 //!
 //! * `rseq-cmpxchg` loads the difference, computes, and commits by `cmpxchg`. The kernel's
 //!   `cmpxchg_local` does the same.
-//! * `rseq-inc-check` commits by one `add` to memory, and tests the difference afterwards. The
-//!   document's `local_inc` does the same. The fold is a second section, out of line.
+//! * `rseq-inc-check` commits by one `inc` or `dec` of memory, and tests the difference afterwards.
+//!   The document's `local_inc` does the same. The fold is a second section, out of line.
 //!
 //! The document's differences are bytes. It names a race that can overflow them: between an
 //! increment and its fold, other increments may come. Here a difference has four bytes, so an

@@ -158,8 +158,8 @@ pub fn class_of_any(entry: u16) -> Option<usize> {
     CacheId::from_entry(entry).any_class()
 }
 
-/// Returns the class whose cache `entry`, an entry of the page map, names. Returns `None` if it
-/// names no such cache. Twins do not count.
+/// Returns the class of the cache that `entry`, an entry of the page map, names. Returns `None` for
+/// a twin and for any other cache.
 #[inline]
 pub fn class_of_entry(entry: u16) -> Option<usize> {
     CacheId::from_entry(entry).class()
@@ -211,8 +211,8 @@ fn create(class: usize) -> Option<&'static Descriptor> {
     })
 }
 
-/// Calls `f` with the name of the class's cache. A pattern that matches a class's name, such as
-/// `kmalloc-*`, also matches its twin's.
+/// Calls `f` with the name of the class's cache. A twin's name is the class's name and `-sampled`,
+/// so `kmalloc-*` matches both.
 fn with_name<R>(class: usize, f: impl FnOnce(&str) -> R) -> R {
     const TWIN: &[u8] = b"-sampled";
     let mut name = *b"kmalloc-000000-sampled";

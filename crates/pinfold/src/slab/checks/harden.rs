@@ -130,10 +130,10 @@ impl Descriptor {
         }
     }
 
-    /// Returns true if an object in use that begins at `object` may have been allocated for `size`
-    /// bytes at a multiple of `align`. Otherwise reports the fault. Does not report an address at
-    /// which no object in use begins, because the free reports it. `is_smaller` tells whether
-    /// objects of `size` bytes come from a cache of smaller objects.
+    /// Returns false, after a report, if the object in use that begins at `object` cannot have been
+    /// allocated for `size` bytes at a multiple of `align`. Returns true if no object in use begins
+    /// there, because the free reports that, and if the cache does not check. `is_smaller` says
+    /// that objects of `size` bytes come from a cache of smaller objects.
     pub(crate) fn fits(
         &self,
         object: *mut u8,

@@ -344,8 +344,8 @@ impl Node {
         unsafe { stock.give(cache, objects) };
     }
 
-    /// Moves all objects of the barn to their slabs, and gives all empty slabs back to the arena.
-    /// Returns how many slabs went back.
+    /// Moves the objects of the barn, and those set aside, to their slabs. Gives all empty slabs
+    /// back to the arena, and returns their number. Does nothing if the lock cannot be taken.
     pub(crate) fn shrink(&self, cache: &Descriptor) -> usize {
         let stock = self.stock_after_fork();
         stock.map_or(0, |mut stock| self.empty(cache, &mut stock))

@@ -96,7 +96,7 @@ impl Slab {
     ///
     /// # Errors
     ///
-    /// The first wrong address. The slab is unchanged then.
+    /// A wrong address, not always the first one. The slab is unchanged then.
     pub(crate) fn put(&self, cache: &Objects, objects: &[*mut u8]) -> Result<usize, Wrong> {
         let start = self.start() as usize;
         let word = cache.geometry.nth(objects[0] as usize - start) / 64;

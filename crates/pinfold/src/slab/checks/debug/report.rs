@@ -280,8 +280,8 @@ pub(crate) fn raise(report: &Report<'_>) {
 ///
 /// The walk may load the unwinder's library, and the loader allocates. So the caller holds no lock
 /// of this library, and has written its message already: a process whose memory is broken may not
-/// survive the walk. Writes nothing if walks are forbidden, because the loader's lock may never be
-/// released.
+/// survive the walk. Writes nothing if walks are forbidden, because a walk might wait without end
+/// for a lock of the loader or of the unwinder.
 #[cold]
 #[inline(never)]
 pub(crate) fn write_callers() {
