@@ -17,12 +17,12 @@
 //! * First, the forking thread waits for holders of Pinfold's locks. These holders wait only for
 //!   other locks of Pinfold.
 //! * A handler may interrupt a holder and then allocate. A thread that allocates or frees through
-//!   malloc never waits for the forking thread: it does without the lock, as handlers do (module
-//!   `lock`). So the handler returns, and the holder goes on.
+//!   malloc never waits long for the forking thread: it does without the lock, as handlers do
+//!   (module `lock`). So the handler returns, and the holder goes on.
 //! * Next, the forking thread waits for locks of the C library and of the program. A thread that
 //!   holds such a lock never waits for the fork in malloc, so it goes on and gives the lock back.
-//! * A thread that holds a lock never finds an inner lock held by the forking thread. The forking
-//!   thread takes the outermost lock first, and gives the innermost lock back first.
+//! * A thread that holds a lock never finds an inner lock taken for a fork. The forking thread
+//!   takes the outermost lock first, and gives the innermost lock back first.
 //! * Objects of a [`KmemCache`](crate::slab::KmemCache) cannot be allocated or freed without the
 //!   lock, so these calls wait until the fork is over.
 //!
@@ -41,10 +41,19 @@
 //! in the parent and in the child.
 //!
 //! Another thread may wait for the frame's lock and hold a lock that the handler's fork needs. That
-//! thread may also be forking. So such a handler waits for each lock for a tenth of a second at
-//! most, and not at all for another thread's fork. If its patience ends, it forks without locks.
-//! Its child may inherit locks whose holders it does not have, and would wait for such a lock
-//! without end. So the child should call `exec` or `_exit`.
+//! thread may also be forking.
+//!
+//! 1. So the handler's fork first marks the locks of its thread's frames. A thread that can do
+//!    without such a lock does not wait for it. The program hears of no shortage of memory: calls
+//!    that cannot do without the lock learn from [`has_forked_since`] that a fork was the reason,
+//!    and try again.
+//! 2. The fork then takes the locks. It gives up if one thread keeps a lock for a tenth of a
+//!    second, and does not wait for another thread's fork at all.
+//! 3. If it has given up, it goes on without locks. Its child may inherit locks whose holders it
+//!    does not have, and would wait for such a lock without end. So the child should call `exec` or
+//!    `_exit`.
+//!
+//! A handler may also interrupt [`prepare`] and fork. The same holds for its child.
 //!
 //! In a program that keeps the C library's `malloc`, a forking thread takes Pinfold's locks first,
 //! and then waits for the lock of `malloc`. A handler may have interrupted the holder of that lock.
@@ -70,8 +79,10 @@ const HANDLED: u8 = 3;
 static ONE: Lock<()> = Lock::new(Rank::Fork, ());
 /// The number of forks by signal handlers that interrupted the fork under way, in its own thread.
 static NESTED: AtomicU32 = AtomicU32::new(0);
-/// How often a fork began or ended. Odd while a fork is under way.
+/// How often a fork began or ended. Odd while a fork is under way that takes the locks.
 static TURNS: AtomicU32 = AtomicU32::new(0);
+/// The number of forks under way for which a thread has marked locks (`mark`).
+static MARKED: AtomicU32 = AtomicU32::new(0);
 
 /// Registers before `main`, or when the library is loaded. Registering with the first use of a
 /// counter could deadlock: `pthread_atfork` takes a lock of the C library, the first use may be in
@@ -93,14 +104,14 @@ extern "C" fn at_start() {
 /// anything that a fork could copy half made.
 pub fn register(hooks: &'static [Hooks]) -> bool {
     hooks.iter().for_each(enter);
-    // Pairs with the fence in `prepare`: either the fork finds the hooks, or this thread sees that
+    // Pairs with the fence in `take_all`: either the fork finds the hooks, or this thread sees that
     // the fork is under way.
     fence(SeqCst);
-    listen() && !is_another_under_way(turn())
+    listen() && !is_under_way(turn())
 }
 
-/// Returns whether another thread forks, if [`turn`] has returned `turn`.
-fn is_another_under_way(turn: u32) -> bool {
+/// Returns whether another thread forks and takes the locks, if [`turn`] has returned `turn`.
+fn is_under_way(turn: u32) -> bool {
     !turn.is_multiple_of(2) && !ONE.is_held()
 }
 
@@ -149,7 +160,7 @@ extern "C" fn in_child() {
 #[doc(hidden)]
 pub fn prepare() {
     if ONE.is_held() {
-        // A handler interrupted a fork of this thread and forks too. The locks are taken already.
+        // A handler interrupted a fork of this thread and forks too.
         NESTED.fetch_add(1, Relaxed);
         return;
     }
@@ -157,24 +168,20 @@ pub fn prepare() {
         false => Patience::Endless,
         // A handler interrupted a holder.
         true => {
-            each_word(Word::mark_below_fork);
+            mark();
             Patience::Short
         }
     };
-    if let Some(one) = ONE.lock() {
-        core::mem::forget(one);
-        if !take_all(patience) {
-            give_back();
-            each_word(Word::mark_below_fork);
-        }
+    let Some(one) = ONE.lock() else {
+        // Another thread forks, and may wait for the holder that the handler interrupted.
+        return;
+    };
+    core::mem::forget(one);
+    // `ONE` is not held any more in the child of a handler that interrupted `take_all` and forked.
+    // If that handler returns, this thread goes on here.
+    if !take_all(patience) || !ONE.is_held() {
+        give_back();
     }
-    // If the lock is refused, another thread forks, and waits for the holder that the handler
-    // interrupted.
-}
-
-/// Calls `f` with the word of every lock and the calling thread's thread pointer.
-fn each_word(f: fn(&Word, u64)) {
-    modules().for_each(|hooks| hooks.each_word(|word| f(word, me())));
 }
 
 /// Takes the locks of all modules. The caller holds [`ONE`]. Returns false if `patience` ends
@@ -186,21 +193,57 @@ fn take_all(patience: Patience) -> bool {
     modules().all(|hooks| hooks.before(patience))
 }
 
-/// Gives all locks back. Call it in the parent after the fork.
-#[doc(hidden)]
-pub fn parent() {
-    if !ONE.is_held() {
-        each_word(Word::unmark_below_fork);
-    } else if NESTED.load(Relaxed) > 0 {
-        NESTED.fetch_sub(1, Relaxed);
-    } else {
-        give_back();
+/// Calls `f` with the word of each lock that an interrupted frame of this thread holds. Returns
+/// whether there is one.
+fn each_held(f: fn(&Word)) -> bool {
+    let mut any = false;
+    modules().for_each(|hooks| {
+        hooks.each_word(|word| {
+            if word.holder() == me() {
+                any = true;
+                f(word);
+            }
+        });
+    });
+    any
+}
+
+/// Marks the locks that interrupted frames of this thread hold, so that threads that can do without
+/// them do not wait for the fork.
+fn mark() {
+    if each_held(|_| {}) {
+        MARKED.fetch_add(1, Release);
+        TURNS.fetch_add(2, Release);
+        each_held(Word::mark_below_fork);
     }
 }
 
+/// Takes the marks back.
+fn unmark() {
+    if each_held(Word::unmark_below_fork) && MARKED.load(Relaxed) != 0 {
+        TURNS.fetch_add(2, Release);
+        // Release pairs with the acquire in `has_forked_since`: a thread that does not see this
+        // fork any more sees that `TURNS` has changed.
+        MARKED.fetch_sub(1, Release);
+    }
+}
+
+/// Gives all locks back. Call it in the parent after the fork.
+#[doc(hidden)]
+pub fn parent() {
+    if ONE.is_held() {
+        if NESTED.load(Relaxed) > 0 {
+            NESTED.fetch_sub(1, Relaxed);
+            return;
+        }
+        give_back();
+    }
+    unmark();
+}
+
 fn give_back() {
-    // Innermost first. Otherwise a thread could get an outer lock, find an inner one still held by
-    // the forking thread, and give up although its caller has no other way to go on.
+    // Innermost first. Otherwise a thread could get an outer lock, find an inner one still taken
+    // for the fork, and give up although its caller has no other way to go on.
     modules().rev().for_each(Hooks::after);
     TURNS.fetch_add(TURNS.load(Relaxed) % 2, Release);
     sys::wake(&TURNS);
@@ -217,25 +260,41 @@ pub fn child() {
     // If a handler's fork took no lock, another thread of the parent may hold the locks for a fork
     // of its own. `give_back` gives these locks back too. The data under these locks is consistent.
     give_back();
+    unmark();
+    MARKED.store(0, Relaxed);
 }
 
-/// Returns how often a fork began or ended. The number is odd while a fork is under way.
+/// Returns a number that changes when a fork begins and when it ends.
 pub(crate) fn turn() -> u32 {
-    // Acquire pairs with the releases in `prepare` and `give_back`: a thread that sees the end of a
-    // fork also sees the locks given back.
+    // Acquire pairs with the releases in this module: a thread that sees the end of a fork also
+    // sees the locks given back.
     TURNS.load(Acquire)
 }
 
-/// Waits until another thread's fork is over, or a millisecond has passed. Returns false at once if
-/// no other thread forks, and in a signal handler that interrupted a holder: the fork may wait for
-/// that holder.
+/// Returns whether a lock may have been refused since [`turn`] returned `turn`, because a thread
+/// forked.
+pub(crate) fn has_forked_since(turn: u32) -> bool {
+    // Acquire pairs with the release in `unmark`.
+    let marked = MARKED.load(Acquire) != 0;
+    let now = self::turn();
+    marked || now != turn || is_under_way(now)
+}
+
+/// Waits until another thread's fork is over, or a millisecond has passed, if that fork may have
+/// refused a lock since [`turn`] returned `turn`. The caller then tries again.
+///
+/// Returns false at once if there was no such fork. Returns false in the forking thread, and in a
+/// signal handler that interrupted a holder: the fork may wait for that holder.
 #[cold]
-pub(crate) fn await_end() -> bool {
-    // Acquire pairs with the release in `prepare`: this thread sees the stored thread pointer.
-    let turn = TURNS.load(Acquire);
-    if !is_another_under_way(turn) || is_any_held(Rank::Fork) {
+pub(crate) fn await_end(turn: u32) -> bool {
+    if !has_forked_since(turn) || is_any_held(Rank::Fork) {
         return false;
     }
-    sys::wait_for_change(&TURNS, turn, Duration::from_millis(1));
+    let now = self::turn();
+    if is_under_way(now) {
+        sys::wait_for_change(&TURNS, now, Duration::from_millis(1));
+    } else if MARKED.load(Relaxed) != 0 {
+        sys::sleep_microseconds(1000);
+    }
     true
 }

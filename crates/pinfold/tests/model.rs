@@ -6,6 +6,9 @@
 //! written again here. An operation on a CPU's word is one step, because the kernel makes it one.
 //! Each planted fault breaks a protocol.
 //!
+//! Not shown: forks that give up, nested forks, and how a thread learns that a fork was the reason
+//! of a refusal.
+//!
 //! A sleeping thread looks again after a while. The model lets that time pass for all sleepers once
 //! a fork has its lock, and once the fork is over.
 //!
@@ -18,9 +21,9 @@
 //! | `Lock::enter` | `pinfold/src/lock/mod.rs` `Lock::take` | `5c86ce1190f1ec26` |
 //! | `futex_wait` | `pinfold/src/lock/mod.rs` `futex_wait` | `0185930c3e2c5886` |
 //! | `futex_wake` | `pinfold/src/lock/mod.rs` `futex_wake` | `f6bfe28b3e28f79b` |
-//! | `Lock::fork` | `pinfold/src/fork.rs` `prepare` | `2f3651801ea42876` |
+//! | `Lock::fork` | `pinfold/src/fork.rs` `prepare` | `70f3a5c6bed257db` |
 //! | `Lock::fork` | `pinfold/src/fork.rs` `take_all` | `317c579aa1108717` |
-//! | `Lock::end_fork` | `pinfold/src/fork.rs` `parent` | `7725eca93e89b693` |
+//! | `Lock::end_fork` | `pinfold/src/fork.rs` `parent` | `1fe7bb7f07c48a36` |
 //! | `Lock::end_fork` | `pinfold/src/fork.rs` `give_back` | `7712d0a357531f41` |
 //! | `Cpu::exchange` | `rseq/src/units.rs` `Units::store_if_equal` | `22c66f9592d42889` |
 //! | `Cpu::exchange` | `rseq/src/atomic.rs` `store_if_equal` | `d11d1e8305109e1d` |
@@ -156,6 +159,11 @@ mod primitive {
         }
     }
 
+    /// Time stands still, so no thread gives up.
+    pub fn milliseconds() -> u64 {
+        0
+    }
+
     pub fn futex_wait(word: &AtomicU64, expected: u64, _: Duration) {
         let guard = word.kernel.mutex.lock().unwrap();
         if word.value.load(Relaxed) == expected {
@@ -213,14 +221,19 @@ impl Lock {
 
     /// Takes the lock for a fork, as `fork::prepare` does.
     fn fork(&self, me: u64) {
-        self.word.mark_below_fork(me);
+        if self.word.holder() == me {
+            self.word.mark_below_fork();
+        }
         assert!(self.word.lock_for_fork(me, Patience::Endless));
         self.kernel.let_time_pass();
     }
 
     /// Gives the lock back, as `fork::parent` does.
     fn end_fork(&self, me: u64) {
-        self.word.unlock_after_fork(me);
+        self.word.unlock_after_fork();
+        if self.word.holder() == me {
+            self.word.unmark_below_fork();
+        }
         self.kernel.let_time_pass();
     }
 }

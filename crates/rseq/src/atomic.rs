@@ -148,6 +148,21 @@ fn take(lock: &AtomicU32) -> Result<(), u32> {
         .map(|_| ())
 }
 
+/// Gives the lock of a unit back in the child after a fork, unless an interrupted frame of the only
+/// thread holds it.
+///
+/// # Safety
+///
+/// `unit` is an installed unit, and the process has one thread.
+pub(crate) unsafe fn unlock_in_child(unit: *mut u8) {
+    // SAFETY: the caller promises an installed unit. The holder's thread does not exist.
+    unsafe {
+        if lock_word(unit).load(Relaxed) != token() {
+            unlock_unit(unit);
+        }
+    }
+}
+
 /// Gives a unit's lock back.
 ///
 /// # Safety

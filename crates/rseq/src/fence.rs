@@ -12,7 +12,8 @@ use core::sync::atomic::Ordering::Relaxed;
 
 /// The error of [`fence()`]: the kernel cannot fence restartable sequences.
 ///
-/// The kernel is older than 5.10, or a sandbox forbids `membarrier`.
+/// The kernel is older than 5.10, or a sandbox forbids `membarrier`. With `EBUSY`: without
+/// restartable sequences, an operation of another thread or of an interrupted frame did not end.
 ///
 /// ```
 /// let error = pinfold_rseq::FenceError { errno: 38 };
@@ -25,6 +26,8 @@ pub struct FenceError {
 }
 
 crate::error_texts! { FenceError:
+    FenceError { errno: libc::EBUSY } => "an operation that another thread or an interrupted frame \
+        has begun does not end; try again later";
     FenceError { errno } => "membarrier cannot fence restartable sequences (errno {errno}): it \
         needs Linux 5.10 and a sandbox that lets membarrier pass";
 }

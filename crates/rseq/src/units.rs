@@ -208,15 +208,15 @@ impl Units {
     /// Unlocks every unit below `indexes`, in the child after a `fork`.
     ///
     /// Another thread of the parent may have held a unit's lock at the moment of the fork, in an
-    /// operation or in [`await_stopped`](Self::await_stopped). Does nothing with restartable
-    /// sequences.
+    /// operation or in [`await_stopped`](Self::await_stopped). An operation that a handler of the
+    /// calling thread interrupted keeps its lock. Does nothing with restartable sequences.
     pub fn unlock_all_in_child(&self, indexes: usize) {
         for index in 0..indexes.min(MAX_INDEX) {
             let unit = self.unit(index);
             if !unit.is_null() && STATE.is_atomic() {
                 // SAFETY: `unit` comes from `home`, so it is valid. The child has one thread, so no
                 // other thread works on the unit.
-                unsafe { atomic::unlock_unit(unit) };
+                unsafe { atomic::unlock_in_child(unit) };
             }
         }
     }

@@ -42,19 +42,20 @@ static CHUNK_IN_USE: Lock<Chunk> = Lock::new(
     },
 );
 
-/// Returns zeroed memory that is never unmapped. Returns `None` if the system has no memory, and in
-/// a signal handler that may not wait for the lock.
+/// Returns zeroed memory that is never unmapped. Returns `None` if the system has no memory, in a
+/// signal handler that may not wait for the lock, and while a handler that interrupted a holder of
+/// the lock forks.
 ///
-/// Waits while another thread forks. A thread in malloc must not wait for a fork. So it calls this
-/// function only while it holds a lock that a fork takes earlier. Until that lock is released, no
-/// fork can hold the lock of the chunk.
+/// Waits while another fork has the lock. A thread in malloc must not wait for a fork. So it calls
+/// this function only while it holds a lock that a fork takes earlier. Until that lock is released,
+/// no fork can take the lock of the chunk.
 pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
     let page = sys::page_size();
     if layout.size() >= CHUNK / 4 || layout.align() > page {
         let size = layout.size().next_multiple_of(page);
         return sys::map_aligned(size, layout.align()).inspect(|_| mapped(size));
     }
-    let mut chunk = CHUNK_IN_USE.lock()?;
+    let mut chunk = CHUNK_IN_USE.lock_or_divert_inside()?;
     let fits = |chunk: &Chunk| {
         let start = (chunk.next as usize).next_multiple_of(layout.align());
         (start + layout.size() <= chunk.end as usize).then_some(start)

@@ -48,7 +48,7 @@ pub(crate) fn outlast<T>(mut f: impl FnMut() -> Option<T>) -> Option<T> {
         if done.is_some() || tries >= 1000 {
             return done;
         }
-        if !fork::await_end() && fork::turn() == turn {
+        if !fork::await_end(turn) {
             stripe::pause(&mut tries);
         }
     }

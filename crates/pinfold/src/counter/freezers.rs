@@ -71,7 +71,7 @@ impl Drop for Pass {
 /// Waits until no other thread keeps a counter frozen, and prevents other threads from freezing
 /// one. Returns false if `patience` ends first.
 ///
-/// The caller holds all locks of [`stripe`](super::stripe), so only one fork runs at a time.
+/// One thread at a time calls this function, because a fork calls it under a lock of its own.
 pub(super) fn fork_prepare(patience: Patience) -> bool {
     let me = thread_pointer() as u64;
     FORKING.store(me, SeqCst);

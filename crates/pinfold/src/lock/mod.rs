@@ -81,6 +81,16 @@ impl<T> Lock<T> {
         self.take(Patience::UntilFork)
     }
 
+    /// Takes the lock as [`lock`](Self::lock) does. Also returns `None` if the thread would have to
+    /// wait for a frame that a forking handler interrupted.
+    ///
+    /// For a lock that malloc takes while it holds another one which forks take earlier. No other
+    /// fork can hold the lock then.
+    #[inline]
+    pub(crate) fn lock_or_divert_inside(&self) -> Option<Guard<'_, T>> {
+        self.take(Patience::UntilForkAbove)
+    }
+
     #[inline]
     fn take(&self, patience: Patience) -> Option<Guard<'_, T>> {
         let me = me();
@@ -165,6 +175,11 @@ mod primitive {
         crate::sys::wait_for_change(low_half(word), value as u32, time);
     }
 
+    /// Returns the milliseconds of a monotonic clock.
+    pub(super) fn milliseconds() -> u64 {
+        crate::sys::coarse_milliseconds()
+    }
+
     /// Wakes a thread that sleeps on `word`, if there is one.
     pub(super) fn futex_wake(word: &AtomicU64) {
         crate::sys::wake_one(low_half(word));
@@ -242,7 +257,7 @@ mod tests {
         assert!(lock.lock().is_some());
         assert!(lock.word().lock_for_fork(me(), Patience::Endless));
         assert!(lock.lock().is_none());
-        lock.word().unlock_after_fork(me());
+        lock.word().unlock_after_fork();
         assert!(lock.lock().is_some());
     }
 
@@ -268,7 +283,7 @@ mod tests {
         let lock = Lock::new(Rank::Shown, ());
         let held = lock.lock();
         assert!(lock.word().lock_for_fork(me(), Patience::Endless));
-        lock.word().unlock_after_fork(me());
+        lock.word().unlock_after_fork();
         assert!(lock.is_held());
         drop(held);
         assert!(lock.lock().is_some());

@@ -140,7 +140,7 @@ impl Hooks {
     /// Gives the locks back after the fork, or as many as `before` took.
     pub(crate) fn after(&self) {
         match self.taken {
-            Taken::Locks(visit) => visit(&mut |word| word.unlock_after_fork(me())),
+            Taken::Locks(visit) => visit(&mut Word::unlock_after_fork),
             Taken::Other { after, .. } => after(),
         }
     }
@@ -168,8 +168,8 @@ pub(crate) fn modules() -> impl DoubleEndedIterator<Item = &'static Hooks> {
 /// frames that a signal interrupted. Anything else that [`Hooks`] take counts as one lock while the
 /// thread holds it.
 ///
-/// Reads the word of each such lock. So only a thread that is about to sleep, or that ends the
-/// process, calls this function.
+/// Reads the word of each such lock. So only a thread that is about to sleep, fork or end the
+/// process calls this function.
 #[cold]
 pub(crate) fn count_held(first: Rank) -> usize {
     let me = me();

@@ -27,9 +27,11 @@
 //! program. Another thread may hold a lock of the program, and sleep on a lock of Pinfold. Then
 //! neither thread would ever go on. So a waiter whose caller can do without the lock *diverts*: it
 //! gives up when it finds [`FOR_FORK`] or [`BELOW_FORK`] in the word. A thread that was asleep when
-//! the bit was set finds it when it looks again.
+//! the bit was set finds it when it looks again. It loads the word with acquire order, and the bits
+//! are set with release order. So a thread that diverts also sees what the forking thread wrote
+//! before, by which module `fork` tells that a fork is under way.
 
-use super::primitive::{AtomicU64, futex_wait, futex_wake, spin_loop};
+use super::primitive::{AtomicU64, futex_wait, futex_wake, milliseconds, spin_loop};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::time::Duration;
 
@@ -47,8 +49,8 @@ const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
 
 /// The longest sleep between two looks at the word.
 const SLEEP: Duration = Duration::from_millis(10);
-/// The maximum number of sleeps of a thread that does not wait without end.
-const FEW_SLEEPS: u32 = 10;
+/// How many milliseconds a thread with [`Patience::Short`] waits for the same holder.
+const SHORT: u64 = 100;
 
 /// How long a thread waits for a lock.
 #[derive(Clone, Copy, PartialEq)]
@@ -57,7 +59,9 @@ pub(crate) enum Patience {
     Endless,
     /// Until the lock is free or a fork has it.
     UntilFork,
-    /// Until the lock is free, or [`FEW_SLEEPS`] are over.
+    /// Until the lock is free or its holder is a frame that a forking handler interrupted.
+    UntilForkAbove,
+    /// Until the lock is free or one thread has had it for [`SHORT`].
     Short,
 }
 
@@ -97,9 +101,10 @@ impl Word {
     /// Sleeps until the lock is free, and takes it. Returns false if `patience` ends first.
     #[cold]
     pub(crate) fn wait(&self, me: u64, patience: Patience) -> bool {
-        let mut sleeps = 0;
+        let (mut holder, mut since) = (0, 0);
         loop {
-            let word = self.0.load(Relaxed);
+            // Acquire pairs with the releases of the forks' bits.
+            let word = self.0.load(Acquire);
             if word == 0 {
                 // Takes the lock with the mark, because other threads may still sleep. `unlock`
                 // cleared the mark but woke only one thread.
@@ -109,20 +114,28 @@ impl Word {
                 }
                 continue;
             }
+            // Also marks the word before it gives up: `unlock` may have woken this thread alone.
+            let marked = word | WAITED_FOR;
+            let mark = || self.0.compare_exchange(word, marked, Relaxed, Relaxed);
+            if word != marked && mark().is_err() {
+                continue;
+            }
             let is_over = match patience {
                 Patience::Endless => false,
                 Patience::UntilFork => word & (FOR_FORK | BELOW_FORK) != 0,
-                Patience::Short => sleeps == FEW_SLEEPS,
+                Patience::UntilForkAbove => word & BELOW_FORK != 0,
+                Patience::Short => {
+                    let now = milliseconds();
+                    if holder != word & !FLAGS {
+                        (holder, since) = (word & !FLAGS, now);
+                    }
+                    now - since >= SHORT
+                }
             };
             if is_over {
                 return false;
             }
-            let marked = word | WAITED_FOR;
-            let mark = || self.0.compare_exchange(word, marked, Relaxed, Relaxed);
-            if word == marked || mark().is_ok() {
-                futex_wait(&self.0, marked, SLEEP);
-                sleeps += 1;
-            }
+            futex_wait(&self.0, marked, SLEEP);
         }
     }
 
@@ -147,11 +160,10 @@ impl Word {
         self.0.store(0, Release);
     }
 
-    /// Notes that this thread forks, if an interrupted frame of this thread holds the lock.
-    pub(crate) fn mark_below_fork(&self, me: u64) {
-        if self.holder() == me {
-            self.0.fetch_or(BELOW_FORK, Relaxed);
-        }
+    /// Notes that the calling thread forks, in a handler that interrupted the holder.
+    pub(crate) fn mark_below_fork(&self) {
+        // Release pairs with the acquire in `wait`.
+        self.0.fetch_or(BELOW_FORK, Release);
     }
 
     /// Takes the lock for a fork. A lock that an interrupted frame of this thread holds stays with
@@ -163,25 +175,22 @@ impl Word {
             Err(_) => self.spin(me) || self.wait(me, patience),
         };
         if taken {
-            self.0.fetch_or(FOR_FORK, Relaxed);
+            // Release pairs with the acquire in `wait`.
+            self.0.fetch_or(FOR_FORK, Release);
         }
         taken
     }
 
-    /// Gives the lock back if [`lock_for_fork`](Self::lock_for_fork) took it. Also does what
-    /// [`unmark_below_fork`](Self::unmark_below_fork) does. For the parent and the child.
-    pub(crate) fn unlock_after_fork(&self, me: u64) {
+    /// Gives the lock back if [`lock_for_fork`](Self::lock_for_fork) took it. For the parent and
+    /// the child.
+    pub(crate) fn unlock_after_fork(&self) {
         if self.0.load(Relaxed) & FOR_FORK != 0 {
             self.unlock();
-        } else {
-            self.unmark_below_fork(me);
         }
     }
 
     /// Takes back what [`mark_below_fork`](Self::mark_below_fork) noted.
-    pub(crate) fn unmark_below_fork(&self, me: u64) {
-        if self.holder() == me {
-            self.0.fetch_and(!BELOW_FORK, Relaxed);
-        }
+    pub(crate) fn unmark_below_fork(&self) {
+        self.0.fetch_and(!BELOW_FORK, Relaxed);
     }
 }

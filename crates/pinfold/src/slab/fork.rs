@@ -53,7 +53,7 @@ fn forget_other_threads() {
 mod tests {
     use super::*;
     use crate::counter_units;
-    use crate::lock::{hold, while_held};
+    use crate::lock::{hold, me, modules, while_held};
     use crate::slab::KmemCache;
     use core::alloc::Layout;
     use core::time::Duration;
@@ -80,44 +80,81 @@ mod tests {
         assert_eq!(block, None);
     }
 
-    // The handler's frame holds the node's lock. Another thread holds the registry and waits for
-    // that lock.
+    /// Calls `test` in a process of its own: a fork stops the threads of other tests.
+    fn alone(name: &str, test: impl FnOnce()) {
+        const ALONE: &str = "PINFOLD_TEST_FORKS";
+        if std::env::var_os(ALONE).is_some() {
+            return test();
+        }
+        let (_, module) = module_path!().split_once("::").unwrap();
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args([&*std::format!("{module}::{name}"), "--exact"])
+            .env(ALONE, "1")
+            .status();
+        assert!(status.unwrap().success());
+    }
+
+    // In the next two tests, this thread plays a handler and the frame that it interrupted.
+
+    // The frame holds the node's lock. Another thread holds the registry's lock and waits for the
+    // node's.
     #[test]
     fn a_fork_in_a_handler_gives_up_a_wait() {
-        const ALONE: &str = "PINFOLD_TEST_FORKS_IN_A_HANDLER";
-        if std::env::var_os(ALONE).is_none() {
-            // In a process of its own: a fork stops the threads of other tests.
-            let (_, module) = module_path!().split_once("::").unwrap();
-            let name = std::format!("{module}::a_fork_in_a_handler_gives_up_a_wait");
-            let status = std::process::Command::new(std::env::current_exe().unwrap())
-                .args([&*name, "--exact"])
-                .env(ALONE, "1")
-                .status();
-            return assert!(status.unwrap().success());
-        }
-        let cache = KmemCache::new("held", Layout::new::<u64>()).unwrap();
-        let node = &cache.descriptor.nodes()[0];
-        let stock = node.stock_after_fork().unwrap();
-        std::thread::scope(|scope| {
-            let other = scope.spawn(|| {
-                let _registry = hold(descriptor::registry_word());
-                node.stock_after_fork().is_some()
+        alone("a_fork_in_a_handler_gives_up_a_wait", || {
+            let cache = KmemCache::new("held", Layout::new::<u64>()).unwrap();
+            let node = &cache.descriptor.nodes()[0];
+            let stock = node.stock_after_fork().unwrap();
+            std::thread::scope(|scope| {
+                let other = scope.spawn(|| {
+                    let _registry = hold(descriptor::registry_word());
+                    node.stock_after_fork().is_some()
+                });
+                while !node.stock.word().is_waited_for() {
+                    std::thread::yield_now();
+                }
+                fork::prepare();
+                fork::parent();
+                drop(stock);
+                assert!(other.join().unwrap());
             });
-            while !node.stock.word().is_waited_for() {
-                std::thread::yield_now();
-            }
-            // SAFETY: the child ends at once.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                // SAFETY: always sound.
-                unsafe { libc::_exit(7) };
-            }
-            let mut status = 0;
-            // SAFETY: `status` is a valid place for the result.
-            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-            assert_eq!(libc::WEXITSTATUS(status), 7);
-            drop(stock);
-            assert!(other.join().unwrap());
+        });
+    }
+
+    // The frame holds the arenas' locks. The fork gives up, because another thread holds the
+    // registry's lock for long.
+    #[test]
+    fn an_allocation_waits_for_a_fork_in_a_handler() {
+        alone("an_allocation_waits_for_a_fork_in_a_handler", || {
+            let cache = KmemCache::new("new", Layout::new::<u64>()).unwrap();
+            let arenas = modules().find(|hooks| matches!(hooks.rank, Rank::Arenas));
+            let arenas = arenas.unwrap();
+            arenas.each_word(|word| {
+                while word.try_lock(me()).is_err() {
+                    std::thread::yield_now();
+                }
+            });
+            std::thread::scope(|scope| {
+                let (held, is_held) = std::sync::mpsc::channel();
+                let (given_up, may_give_back) = std::sync::mpsc::channel::<()>();
+                scope.spawn(move || {
+                    let _registry = hold(descriptor::registry_word());
+                    held.send(()).unwrap();
+                    may_give_back.recv().unwrap();
+                });
+                is_held.recv().unwrap();
+                fork::prepare();
+                let allocating = scope.spawn(|| {
+                    // SAFETY: the object is not used any more.
+                    let free = |object| unsafe { cache.free(object) };
+                    cache.alloc().map(free).is_some()
+                });
+                std::thread::sleep(Duration::from_millis(50));
+                let waited = !allocating.is_finished();
+                fork::parent();
+                arenas.each_word(Word::unlock);
+                given_up.send(()).unwrap();
+                assert!(waited && allocating.join().unwrap());
+            });
         });
     }
 }

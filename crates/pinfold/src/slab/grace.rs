@@ -339,7 +339,7 @@ fn some_isolated() -> bool {
 fn decided() -> Option<usize> {
     let turn = process::turn();
     match decide() {
-        UNDECIDED if !turn.is_multiple_of(2) || turn != process::turn() => None,
+        UNDECIDED if process::has_forked_since(turn) => None,
         UNDECIDED if is_any_held(Rank::Units) => None,
         UNDECIDED => Some(COUNTS.publish(NONE)),
         counts => Some(counts),

@@ -102,12 +102,13 @@ fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
         return None;
     }
     loop {
+        let turn = fork::turn();
         let block = NonNull::new(kmalloc::alloc_class(class));
         // While another thread forks, the caches of size classes may refuse to allocate. `malloc`
         // then serves the block from a mapping. But a layout with a class must get a block of the
         // class, because the free derives the class from the layout. So this thread waits for the
         // fork to end.
-        if block.is_some() || !fork::await_end() {
+        if block.is_some() || !fork::await_end(turn) {
             return block;
         }
     }

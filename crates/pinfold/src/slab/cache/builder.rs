@@ -220,10 +220,18 @@ impl<'n, C> Builder<'n, C> {
     where
         C: sealed::FromRaw,
     {
-        // A fork under way may not know this layer's locks, and would copy a half-made cache.
-        while !fork::register() && process::await_end() {}
-        let descriptor = Descriptor::create(self.name, self.layout, self.options)?;
-        Ok(C::from_raw(KmemCache::of(descriptor)))
+        loop {
+            let turn = process::turn();
+            // A fork under way may not know this layer's locks, and would copy a half-made cache.
+            if !fork::register() && process::await_end(turn) {
+                continue;
+            }
+            match Descriptor::create(self.name, self.layout, self.options) {
+                // A fork may have refused a lock.
+                Err(CacheError::NoMemory) if process::await_end(turn) => {}
+                made => return made.map(|cache| C::from_raw(KmemCache::of(cache))),
+            }
+        }
     }
 }
 

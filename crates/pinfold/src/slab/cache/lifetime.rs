@@ -13,7 +13,7 @@ impl KmemCache {
     ///
     /// # Errors
     ///
-    /// [`FenceError`], if the kernel cannot fence. The CPUs then keep their sheaves. The rest of
+    /// [`FenceError`], if the CPUs cannot be fenced. They then keep their sheaves. The rest of
     /// the free memory goes back.
     #[doc(alias = "kmem_cache_shrink")]
     pub fn shrink(&self) -> Result<usize, FenceError> {
@@ -34,8 +34,8 @@ impl KmemCache {
     ///
     /// # Errors
     ///
-    /// [`Leak`], if objects are in use or the kernel cannot fence. The error holds the cache, which
-    /// still works.
+    /// [`Leak`], if objects are in use or the CPUs cannot be fenced ([`FenceError`]). The error
+    /// holds the cache, which still works.
     #[doc(alias = "kmem_cache_destroy")]
     pub fn destroy(self) -> Result<(), Leak> {
         let drained = self.descriptor.drain();
@@ -153,7 +153,7 @@ impl Drop for KmemCache {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Leak {
-    /// How many objects are not free in a slab. May be 0 if the kernel cannot fence.
+    /// How many objects are not free in a slab. May be 0 if the CPUs cannot be fenced.
     pub objects: usize,
     /// The cache, which still works.
     pub cache: KmemCache,
@@ -165,7 +165,7 @@ impl fmt::Display for Leak {
         match self.objects {
             0 => write!(
                 f,
-                "cache {name} cannot be destroyed: the kernel cannot fence, so CPUs keep their sheaves"
+                "cache {name} cannot be destroyed: CPUs keep their sheaves, because they cannot be fenced"
             ),
             n => {
                 let reason = format_args!("{n} objects have not been freed");

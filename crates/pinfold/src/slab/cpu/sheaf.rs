@@ -228,11 +228,11 @@ impl Sheaf {
 /// those in the pool. The next thread that finds the pool empty makes them the pool.
 static ASIDE: Llist = Llist::new(AtomicU64::new(0));
 
-/// Takes a block out of the pool. Waits while a fork holds the pool's lock. No thread in malloc
-/// waits here for a fork: such a thread holds its node's lock, and a fork takes the nodes' locks
-/// before the pool's.
+/// Takes a block out of the pool. Waits while a fork holds the pool's lock. A thread in malloc
+/// holds its node's lock here. So it meets no fork but one whose handler interrupted a holder of
+/// the pool's lock, and does not wait for that one.
 fn pool_take() -> Option<usize> {
-    let mut pool = POOL.lock()?;
+    let mut pool = POOL.lock_or_divert_inside()?;
     if *pool == 0 {
         *pool = ASIDE.del_all();
     }

@@ -241,8 +241,17 @@ impl Descriptor {
 /// # Errors
 ///
 /// [`FenceError`], if the kernel cannot fence. On the atomic backend also with `EBUSY`, if an
-/// operation does not end within a second. The sheaves then stay where they are.
+/// operation does not end within ten seconds, or if this is a signal handler that interrupted the
+/// operation. The sheaves then stay where they are.
 pub(crate) fn drain(caches: impl Fn(&Descriptor) -> bool) -> Result<(), FenceError> {
+    let busy = Err(FenceError { errno: libc::EBUSY });
+    // A fork may wait for `STOPPING`, so each attempt gives it back.
+    let mut attempts = (0..10).map(|_| drain_once(&caches));
+    attempts.find(|done| *done != busy).unwrap_or(busy)
+}
+
+/// Drains as [`drain`] does. On the atomic backend, gives up after a second.
+fn drain_once(caches: impl Fn(&Descriptor) -> bool) -> Result<(), FenceError> {
     let Some(stopping) = STOPPING.lock() else {
         return Ok(());
     };

@@ -14,6 +14,7 @@
 
 use super::part::Node;
 use crate::arena::NodeRequest;
+use crate::fork;
 use crate::nodes;
 use crate::segment::SlabEvent;
 use crate::slab::cache::descriptor::Descriptor;
@@ -65,10 +66,17 @@ impl Descriptor {
 
     /// Fills `objects` from slabs, without sheaves: of the node that `request` names, and of other
     /// nodes when that node has no more memory. If all are refused memory, gives free memory back
-    /// and tries again (`reclaim`). Returns how many objects it took.
+    /// and tries again (`reclaim`). If a fork may be the reason, waits for its end and tries again,
+    /// but not for a size class of malloc. Returns how many objects it took.
     pub(crate) fn alloc_from(&self, request: NodeRequest, objects: &mut [*mut u8]) -> usize {
-        let some = || Some(self.alloc_from_any(request, objects)).filter(|&got| got > 0);
-        reclaim::or_reclaim(some).unwrap_or(0)
+        loop {
+            let turn = fork::turn();
+            let some = || Some(self.alloc_from_any(request, objects)).filter(|&got| got > 0);
+            let got = reclaim::or_reclaim(some);
+            if got.is_some() || self.id.any_class().is_some() || !fork::await_end(turn) {
+                return got.unwrap_or(0);
+            }
+        }
     }
 
     fn alloc_from_any(&self, request: NodeRequest, objects: &mut [*mut u8]) -> usize {
