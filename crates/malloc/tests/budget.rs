@@ -62,14 +62,15 @@ impl Drop for Blocks {
 }
 
 /// Makes the command start with `resource` limited to `bytes`.
-fn limit(command: &mut Command, resource: libc::__rlimit_resource_t, bytes: usize) {
+fn limit(command: &mut Command, resource: impl Into<i64>, bytes: usize) {
     let limit = libc::rlimit {
         rlim_cur: bytes as u64,
         rlim_max: bytes as u64,
     };
+    let resource = resource.into();
     // SAFETY: `setrlimit` is a bare system call, which may be made between fork and exec.
     unsafe {
-        command.pre_exec(move || match libc::setrlimit(resource, &raw const limit) {
+        command.pre_exec(move || match libc::setrlimit(resource as _, &raw const limit) {
             0 => Ok(()),
             _ => Err(std::io::Error::last_os_error()),
         });

@@ -14,6 +14,9 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicI32, AtomicPtr};
 use pinfold_malloc::settings::keeps_deepbind;
 
+/// From glibc's dlfcn.h. musl ignores the flag, and libc has no name for it there.
+const RTLD_DEEPBIND: c_int = 8;
+
 /// The C library's `dlopen`. Null before the first call.
 static NEXT: AtomicPtr<c_void> = AtomicPtr::new(core::ptr::null_mut());
 /// A mask of the flags that `dlopen` keeps. Written before [`NEXT`], and the same at each write.
@@ -24,7 +27,7 @@ static KEPT: AtomicI32 = AtomicI32::new(0);
 extern "C" fn find() -> *mut c_void {
     let kept = match keeps_deepbind() {
         true => !0,
-        false => !libc::RTLD_DEEPBIND,
+        false => !RTLD_DEEPBIND,
     };
     KEPT.store(kept, Relaxed);
     // SAFETY: the name is a C string, and `RTLD_NEXT` is a valid handle.

@@ -225,12 +225,13 @@ pub fn effective_user() -> Answer<libc::uid_t> {
 }
 
 /// Returns this process's soft limit, or `None` if the kernel or a seccomp filter refuses.
-pub fn limit(resource: libc::__rlimit_resource_t) -> Option<libc::rlim_t> {
+/// `resource` is `RLIMIT_AS` or another of these numbers, whose type differs between C libraries.
+pub fn limit(resource: impl Into<i64>) -> Option<libc::rlim_t> {
     let mut limit = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,
         rlim_max: libc::RLIM_INFINITY,
     };
-    let arguments = [0, resource as usize, 0, (&raw mut limit) as usize];
+    let arguments = [0, resource.into() as usize, 0, (&raw mut limit) as usize];
     // SAFETY: `limit` is a writable `rlimit`, and the null address asks for no change.
     let answer = unsafe { syscall(libc::SYS_prlimit64, arguments) };
     answer.ok().map(|_| limit.rlim_cur)

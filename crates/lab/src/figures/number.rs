@@ -31,7 +31,7 @@ pub fn date(time: SystemTime) -> (String, String) {
     let seconds = time
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs());
-    let seconds = libc::time_t::try_from(seconds).unwrap_or(0);
+    let seconds = seconds.try_into().unwrap_or(0);
     // SAFETY: zeroes are a valid `tm`, and both arguments are live variables.
     let tm = unsafe {
         let mut tm: libc::tm = std::mem::zeroed();

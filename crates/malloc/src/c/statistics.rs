@@ -85,10 +85,13 @@ pub extern "C" fn pinfold_malloc_stats() {
 /// | any other | any | 0: docs/tuning.md has the settings that Pinfold has instead |
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_mallopt(parameter: c_int, value: c_int) -> c_int {
+    // From glibc's malloc.h. Other C libraries have no such parameters.
+    const M_CHECK_ACTION: c_int = -5;
+    const M_ARENA_MAX: c_int = -8;
     const PRINT_AND_ABORT: c_int = 3;
     let is_done = match parameter {
-        libc::M_ARENA_MAX => value >= 1,
-        libc::M_CHECK_ACTION => value & PRINT_AND_ABORT == PRINT_AND_ABORT,
+        M_ARENA_MAX => value >= 1,
+        M_CHECK_ACTION => value & PRINT_AND_ABORT == PRINT_AND_ABORT,
         _ => false,
     };
     is_done.into()

@@ -94,7 +94,7 @@ pub(super) fn unmap(at: *mut u8, size: usize) {
     let _ = unsafe { kernel::unmap(at as usize, size) };
 }
 
-pub(super) fn limit(resource: libc::__rlimit_resource_t) -> libc::rlim_t {
+pub(super) fn limit(resource: impl Into<i64>) -> libc::rlim_t {
     kernel::limit(resource).unwrap_or(0)
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn wait_for_shared_change(word: &AtomicU32, value: u32, time: Duratio
 
 fn wait(word: &AtomicU32, operation: libc::c_int, value: u32, time: Duration) {
     let time = libc::timespec {
-        tv_sec: time.as_secs().min(1 << 30) as libc::time_t,
+        tv_sec: time.as_secs().min(1 << 30) as _,
         tv_nsec: libc::c_long::from(time.subsec_nanos() as i32),
     };
     futex(word.as_ptr(), operation, value, &raw const time);

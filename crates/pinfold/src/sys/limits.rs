@@ -21,7 +21,7 @@ pub(crate) fn address_space_left() -> usize {
 }
 
 /// Returns the limit of `resource` in bytes, or `usize::MAX` if it is not limited.
-pub(crate) fn resource_limit(resource: libc::__rlimit_resource_t) -> usize {
+pub(crate) fn resource_limit(resource: impl Into<i64>) -> usize {
     match kernel::limit(resource).unwrap_or(libc::RLIM_INFINITY) {
         libc::RLIM_INFINITY => usize::MAX,
         bytes => usize::try_from(bytes).unwrap_or(usize::MAX),

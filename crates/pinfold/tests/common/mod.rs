@@ -129,13 +129,13 @@ pub fn in_child(seconds: u32, f: impl FnOnce() -> bool) {
 /// Sets this process's limit on a resource, which can be raised again.
 ///
 /// For valgrind's sake, the kernel treats a limit of 0 on data as no limit, so tests set 1.
-pub fn limit(resource: libc::__rlimit_resource_t, bytes: u64) {
+pub fn limit(resource: impl Into<i64>, bytes: u64) {
     let limit = libc::rlimit {
         rlim_cur: bytes,
         rlim_max: libc::RLIM_INFINITY,
     };
     // SAFETY: the kernel reads `limit` during the call.
-    unsafe { libc::setrlimit(resource, &raw const limit) };
+    unsafe { libc::setrlimit(resource.into() as _, &raw const limit) };
 }
 
 /// Makes the kernel answer `errno` to these system calls of this thread from now on.

@@ -39,7 +39,7 @@ fn set(timer: libc::timer_t, after: Duration) {
     // timer this is has not deleted it.
     unsafe {
         let mut times: libc::itimerspec = std::mem::zeroed();
-        times.it_value.tv_sec = after.as_secs() as libc::time_t;
+        times.it_value.tv_sec = after.as_secs() as _;
         times.it_value.tv_nsec = libc::c_long::from(after.subsec_nanos() as i32);
         libc::timer_settime(timer, 0, &raw const times, null_mut());
     }
