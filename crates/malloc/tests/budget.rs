@@ -70,10 +70,12 @@ fn limit(command: &mut Command, resource: impl Into<i64>, bytes: usize) {
     let resource = resource.into();
     // SAFETY: `setrlimit` is a bare system call, which may be made between fork and exec.
     unsafe {
-        command.pre_exec(move || match libc::setrlimit(resource as _, &raw const limit) {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        });
+        command.pre_exec(
+            move || match libc::setrlimit(resource as _, &raw const limit) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            },
+        );
     }
 }
 

@@ -44,9 +44,8 @@
 //! thread may also be forking.
 //!
 //! 1. So the handler's fork first marks the locks of its thread's frames. A thread that can do
-//!    without such a lock does not wait for it. The program hears of no shortage of memory: calls
-//!    that cannot do without the lock learn from [`has_forked_since`] that a fork was the reason,
-//!    and try again.
+//!    without such a lock does not wait for it. Calls that cannot do without the lock learn from
+//!    [`has_forked_since`] that a fork may be the reason, and try again ([`retry`]).
 //! 2. The fork then takes the locks. It gives up if one thread keeps a lock for a tenth of a
 //!    second, and does not wait for another thread's fork at all.
 //! 3. If it has given up, it goes on without locks. Its child may inherit locks whose holders it
@@ -64,7 +63,7 @@ pub use crate::lock::{Hooks, Rank};
 use crate::lock::{Lock, Patience, Word, enter, is_any_held, me, modules};
 use crate::sys;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicU8, AtomicU32, fence};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
 use core::time::Duration;
 
 static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
@@ -79,10 +78,15 @@ const HANDLED: u8 = 3;
 static ONE: Lock<()> = Lock::new(Rank::Fork, ());
 /// The number of forks by signal handlers that interrupted the fork under way, in its own thread.
 static NESTED: AtomicU32 = AtomicU32::new(0);
-/// How often a fork began or ended. Odd while a fork is under way that takes the locks.
+/// Changes when a fork takes or marks locks, and when it gives them back. Odd while a fork is under
+/// way that takes the locks.
 static TURNS: AtomicU32 = AtomicU32::new(0);
-/// The number of forks under way for which a thread has marked locks (`mark`).
-static MARKED: AtomicU32 = AtomicU32::new(0);
+/// The threads that have marked locks for a fork that is under way. A slot is 0, or a thread
+/// pointer. Its lowest bits ([`DEPTH`]) have the number of that thread's forks under way, which
+/// handlers may nest.
+static MARKING: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+/// Thread pointers are aligned to at least 8 bytes.
+const DEPTH: u64 = 7;
 
 /// Registers before `main`, or when the library is loaded. Registering with the first use of a
 /// counter could deadlock: `pthread_atfork` takes a lock of the C library, the first use may be in
@@ -193,39 +197,54 @@ fn take_all(patience: Patience) -> bool {
     modules().all(|hooks| hooks.before(patience))
 }
 
-/// Calls `f` with the word of each lock that an interrupted frame of this thread holds. Returns
-/// whether there is one.
-fn each_held(f: fn(&Word)) -> bool {
-    let mut any = false;
+/// Calls `f` with the word of each lock that an interrupted frame of this thread holds.
+fn each_held(f: fn(&Word)) {
     modules().for_each(|hooks| {
         hooks.each_word(|word| {
             if word.holder() == me() {
-                any = true;
                 f(word);
             }
         });
     });
-    any
 }
 
 /// Marks the locks that interrupted frames of this thread hold, so that threads that can do without
-/// them do not wait for the fork.
+/// them do not wait for the fork. Does nothing if too many threads do so at once.
 fn mark() {
-    if each_held(|_| {}) {
-        MARKED.fetch_add(1, Release);
-        TURNS.fetch_add(2, Release);
-        each_held(Word::mark_below_fork);
+    let mine = |slot: &&AtomicU64| slot.load(Relaxed) & !DEPTH == me();
+    let free = |slot: &&AtomicU64| slot.compare_exchange(0, me(), AcqRel, Relaxed).is_ok();
+    let Some(slot) = MARKING
+        .iter()
+        .find(mine)
+        .or_else(|| MARKING.iter().find(free))
+    else {
+        return;
+    };
+    // Only this thread and its handlers change the slot from now on. A handler leaves it as it was.
+    if slot.load(Relaxed) & DEPTH < DEPTH {
+        slot.fetch_add(1, Relaxed);
     }
+    TURNS.fetch_add(2, Release);
+    each_held(Word::mark_below_fork);
 }
 
-/// Takes the marks back.
+/// Takes the marks back, at the end of the outermost fork that made them.
 fn unmark() {
-    if each_held(Word::unmark_below_fork) && MARKED.load(Relaxed) != 0 {
-        TURNS.fetch_add(2, Release);
-        // Release pairs with the acquire in `has_forked_since`: a thread that does not see this
-        // fork any more sees that `TURNS` has changed.
-        MARKED.fetch_sub(1, Release);
+    let Some(slot) = MARKING
+        .iter()
+        .find(|slot| slot.load(Relaxed) & !DEPTH == me())
+    else {
+        return;
+    };
+    if slot.load(Relaxed) & DEPTH > 1 {
+        slot.fetch_sub(1, Relaxed);
+        return;
     }
+    each_held(Word::unmark_below_fork);
+    TURNS.fetch_add(2, Release);
+    // Release pairs with the acquire in `has_forked_since`: a thread that does not find the slot
+    // sees that `TURNS` has changed.
+    slot.store(0, Release);
 }
 
 /// Gives all locks back. Call it in the parent after the fork.
@@ -245,7 +264,8 @@ fn give_back() {
     // Innermost first. Otherwise a thread could get an outer lock, find an inner one still taken
     // for the fork, and give up although its caller has no other way to go on.
     modules().rev().for_each(Hooks::after);
-    TURNS.fetch_add(TURNS.load(Relaxed) % 2, Release);
+    // In one step: a handler's child may make the number even between two.
+    let _ = TURNS.fetch_update(Release, Relaxed, |turns| Some(turns + turns % 2));
     sys::wake(&TURNS);
     // SAFETY: this thread holds the lock, or this is a child in which no other thread exists.
     unsafe { ONE.unlock() };
@@ -261,7 +281,11 @@ pub fn child() {
     // of its own. `give_back` gives these locks back too. The data under these locks is consistent.
     give_back();
     unmark();
-    MARKED.store(0, Relaxed);
+    let others = |slot: &&AtomicU64| slot.load(Relaxed) & !DEPTH != me();
+    MARKING
+        .iter()
+        .filter(others)
+        .for_each(|slot| slot.store(0, Relaxed));
 }
 
 /// Returns a number that changes when a fork begins and when it ends.
@@ -275,7 +299,7 @@ pub(crate) fn turn() -> u32 {
 /// forked.
 pub(crate) fn has_forked_since(turn: u32) -> bool {
     // Acquire pairs with the release in `unmark`.
-    let marked = MARKED.load(Acquire) != 0;
+    let marked = MARKING.iter().any(|slot| slot.load(Acquire) != 0);
     let now = self::turn();
     marked || now != turn || is_under_way(now)
 }
@@ -293,8 +317,21 @@ pub(crate) fn await_end(turn: u32) -> bool {
     let now = self::turn();
     if is_under_way(now) {
         sys::wait_for_change(&TURNS, now, Duration::from_millis(1));
-    } else if MARKED.load(Relaxed) != 0 {
+    } else if now == turn {
         sys::sleep_microseconds(1000);
     }
     true
+}
+
+/// Calls `f` until it returns a value, or until no other thread's fork can be the reason that it
+/// did not. Gives up after 1000 calls, which takes a second or more while forks are under way.
+pub(crate) fn retry<T>(mut f: impl FnMut() -> Option<T>) -> Option<T> {
+    for _ in 0..1000 {
+        let turn = turn();
+        let done = f();
+        if done.is_some() || !await_end(turn) {
+            return done;
+        }
+    }
+    None
 }

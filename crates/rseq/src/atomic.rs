@@ -17,8 +17,8 @@ use crate::units::Units;
 use crate::words::{MISSING, RING_SLOTS, RING_TAIL};
 use crate::{kernel, syscall};
 use core::ptr::null_mut;
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// The maximum number of attempts of an operation to take a unit's lock. These attempts take about
 /// as long as a running holder keeps the lock.
@@ -40,7 +40,7 @@ unsafe fn word<'u>(unit: *mut u8, offset: usize) -> &'u AtomicU64 {
 /// # Safety
 ///
 /// `unit` is an installed unit.
-unsafe fn lock_word<'u>(unit: *mut u8) -> &'u AtomicU32 {
+unsafe fn lock_word<'u>(unit: *mut u8) -> &'u AtomicU64 {
     // SAFETY: a unit begins with [`UNIT_HEADER`](crate::UNIT_HEADER) bytes that belong to this
     // crate.
     unsafe { &*unit.cast() }
@@ -132,16 +132,13 @@ pub(crate) unsafe fn try_lock_unit(unit: *mut u8) -> bool {
     false
 }
 
-/// Returns the number that this thread writes into a lock as its holder.
-///
-/// The number is the low half of the thread pointer, made odd so that it is never 0. Two threads
-/// may have the same number. Then one of them gives up although it could have waited.
-fn token() -> u32 {
-    crate::thread_pointer() as u32 | 1
+/// Returns the number that this thread writes into a lock as its holder: its thread pointer.
+fn token() -> u64 {
+    crate::thread_pointer() as u64
 }
 
 /// Takes a unit's lock if it is free. Otherwise returns the holder's [`token`].
-fn take(lock: &AtomicU32) -> Result<(), u32> {
+fn take(lock: &AtomicU64) -> Result<(), u64> {
     // Acquire pairs with the release in `unlock_unit`: this thread sees what the last holder wrote
     // to the unit.
     lock.compare_exchange(0, token(), Acquire, Relaxed)

@@ -27,9 +27,11 @@
 //! program. Another thread may hold a lock of the program, and sleep on a lock of Pinfold. Then
 //! neither thread would ever go on. So a waiter whose caller can do without the lock *diverts*: it
 //! gives up when it finds [`FOR_FORK`] or [`BELOW_FORK`] in the word. A thread that was asleep when
-//! the bit was set finds it when it looks again. It loads the word with acquire order, and the bits
-//! are set with release order. So a thread that diverts also sees what the forking thread wrote
-//! before, by which module `fork` tells that a fork is under way.
+//! the bit was set finds it when it looks again.
+//!
+//! It loads the word with acquire order, and the bits are set with release order, or after a fence.
+//! So a thread that diverts also sees what the forking thread wrote before, by which module `fork`
+//! tells that a fork is under way.
 
 use super::primitive::{AtomicU64, futex_wait, futex_wake, milliseconds, spin_loop};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -61,7 +63,7 @@ pub(crate) enum Patience {
     UntilFork,
     /// Until the lock is free or its holder is a frame that a forking handler interrupted.
     UntilForkAbove,
-    /// Until the lock is free or one thread has had it for [`SHORT`].
+    /// Until the lock is free, or the same thread was the holder at each look for [`SHORT`].
     Short,
 }
 
@@ -79,7 +81,7 @@ impl Word {
         self.0.load(Relaxed) & !FLAGS
     }
 
-    /// Takes the lock if it is free. Otherwise returns the holder.
+    /// Takes the lock if it is free. Otherwise returns the holder. `me` may have [`FOR_FORK`] set.
     #[inline]
     pub(crate) fn try_lock(&self, me: u64) -> Result<(), u64> {
         // Acquire pairs with the release in `unlock`: this thread sees the last holder's writes.
@@ -168,17 +170,17 @@ impl Word {
 
     /// Takes the lock for a fork. A lock that an interrupted frame of this thread holds stays with
     /// that frame. Returns false if `patience` ends before the lock is free.
+    ///
+    /// The caller has told other threads of the fork, and has executed a fence after that.
     pub(crate) fn lock_for_fork(&self, me: u64, patience: Patience) -> bool {
-        let taken = match self.try_lock(me) {
-            Err(holder) if holder == me => return true,
+        // Takes the lock and sets the bit in one step, because a handler may interrupt this thread
+        // and fork too. The caller's fence pairs with the acquire in `wait`.
+        let mine = me | FOR_FORK;
+        match self.try_lock(mine) {
             Ok(()) => true,
-            Err(_) => self.spin(me) || self.wait(me, patience),
-        };
-        if taken {
-            // Release pairs with the acquire in `wait`.
-            self.0.fetch_or(FOR_FORK, Release);
+            Err(holder) if holder == me => true,
+            Err(_) => self.spin(mine) || self.wait(mine, patience),
         }
-        taken
     }
 
     /// Gives the lock back if [`lock_for_fork`](Self::lock_for_fork) took it. For the parent and

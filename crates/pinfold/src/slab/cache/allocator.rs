@@ -98,20 +98,13 @@ fn class_of(layout: Layout) -> Option<usize> {
 /// needed.
 #[cold]
 fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
-    if !kmalloc::init() {
-        return None;
-    }
-    loop {
-        let turn = fork::turn();
-        let block = NonNull::new(kmalloc::alloc_class(class));
-        // While another thread forks, the caches of size classes may refuse to allocate. `malloc`
-        // then serves the block from a mapping. But a layout with a class must get a block of the
-        // class, because the free derives the class from the layout. So this thread waits for the
-        // fork to end.
-        if block.is_some() || !fork::await_end(turn) {
-            return block;
-        }
-    }
+    // While another thread forks, the caches of size classes may refuse to allocate. `malloc` then
+    // serves the block from a mapping. But a layout with a class must get a block of the class,
+    // because the free derives the class from the layout. So this thread waits for the fork to end.
+    fork::retry(|| {
+        kmalloc::init().then_some(())?;
+        NonNull::new(kmalloc::alloc_class(class))
+    })
 }
 
 /// Allocates a block for a layout without a class: a run or a mapping. Also returns whether the

@@ -220,18 +220,15 @@ impl<'n, C> Builder<'n, C> {
     where
         C: sealed::FromRaw,
     {
-        loop {
-            let turn = process::turn();
-            // A fork under way may not know this layer's locks, and would copy a half-made cache.
-            if !fork::register() && process::await_end(turn) {
-                continue;
-            }
-            match Descriptor::create(self.name, self.layout, self.options) {
-                // A fork may have refused a lock.
-                Err(CacheError::NoMemory) if process::await_end(turn) => {}
-                made => return made.map(|cache| C::from_raw(KmemCache::of(cache))),
-            }
-        }
+        // A fork under way may not know this layer's locks, and would copy a half-made cache.
+        process::retry(|| fork::register().then_some(()));
+        let mut made = Err(CacheError::NoMemory);
+        process::retry(|| {
+            made = Descriptor::create(self.name, self.layout, self.options);
+            // A fork may have refused a lock.
+            (made.as_ref().err() != Some(&CacheError::NoMemory)).then_some(())
+        });
+        Ok(C::from_raw(KmemCache::of(made?)))
     }
 }
 

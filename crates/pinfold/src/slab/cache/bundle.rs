@@ -15,6 +15,7 @@
 //! is.
 
 use super::tune::MAX_CAPACITY;
+use crate::fork;
 use crate::slab::KmemCache;
 use crate::slab::cpu::sheaf::{Sheaf, SheafList};
 use core::ptr::NonNull;
@@ -48,7 +49,7 @@ impl Bundle {
         let wanted = n.div_ceil(MAX_CAPACITY);
         let open = usize::from(self.open.is_some());
         while self.full.length + open + self.room.length < wanted {
-            let Some(block) = Sheaf::new(MAX_CAPACITY) else {
+            let Some(block) = fork::retry(|| Sheaf::new(MAX_CAPACITY)) else {
                 return false;
             };
             self.room.put(block);

@@ -4,6 +4,7 @@ use super::builder::Builder;
 use super::descriptor::{CacheError, Descriptor};
 use crate::arena::NodeRequest;
 use crate::cache_units::{DEFERRED, MAIN};
+use crate::fork;
 use crate::nodes;
 use crate::slab::checks::debug::DebugFlags;
 use crate::slab::cpu::place::Place;
@@ -245,13 +246,10 @@ impl KmemCache {
     /// ```
     #[doc(alias = "__GFP_THISNODE")]
     pub fn alloc_node_exact(&self, node: usize) -> Option<NonNull<u8>> {
-        let mut object = [null_mut()];
-        if node < nodes::real() {
-            self.descriptor
-                .alloc_only_from(NodeRequest::only(node), &mut object);
-            self.descriptor.sample(&object);
+        if node >= nodes::real() {
+            return None;
         }
-        NonNull::new(object[0])
+        fork::retry(|| self.alloc_as(NodeRequest::only(node)))
     }
 
     /// Allocates an object from the slabs of the node that `request` names, and of no other node.

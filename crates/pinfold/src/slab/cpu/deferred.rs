@@ -34,6 +34,7 @@ use super::in_flight;
 use super::sheaf::{Sheaf, SheafList, word_is_full};
 use super::sheaf_units;
 use crate::cache_units::DEFERRED;
+use crate::fork;
 use crate::lock::Guard;
 use crate::segment::SlabEvent;
 use crate::slab::cache::descriptor::{Descriptor, Pending};
@@ -87,10 +88,11 @@ impl Descriptor {
         self.deferred.used.store(true, Relaxed);
         ANY_USED.store(true, Relaxed);
         let node = self.here();
-        let fresh = node.empty_sheaf(self);
-        let fresh = fresh
-            .or_else(|| Sheaf::new(self.capacity()))
-            .or_else(|| self.emptied_spare());
+        let fresh = fork::retry(|| {
+            let fresh = node.empty_sheaf(self);
+            let fresh = fresh.or_else(|| Sheaf::new(self.capacity()));
+            fresh.or_else(|| self.emptied_spare())
+        });
         let Some(mut sheaf) = fresh else {
             return self.free_when_unseen(object);
         };

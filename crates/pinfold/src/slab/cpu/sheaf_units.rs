@@ -245,12 +245,21 @@ impl Descriptor {
 /// operation. The sheaves then stay where they are.
 pub(crate) fn drain(caches: impl Fn(&Descriptor) -> bool) -> Result<(), FenceError> {
     let busy = Err(FenceError { errno: libc::EBUSY });
-    // A fork may wait for `STOPPING`, so each attempt gives it back.
-    let mut attempts = (0..10).map(|_| drain_once(&caches));
-    attempts.find(|done| *done != busy).unwrap_or(busy)
+    for attempt in 0..10 {
+        if attempt > 0 {
+            // A fork may wait for `STOPPING`.
+            sys::sleep_microseconds(1000);
+        }
+        let done = drain_once(&caches);
+        if done != busy {
+            return done;
+        }
+    }
+    busy
 }
 
-/// Drains as [`drain`] does. On the atomic backend, gives up after a second.
+/// Drains as [`drain`] does. On the atomic backend, gives up if an operation does not end within a
+/// second.
 fn drain_once(caches: impl Fn(&Descriptor) -> bool) -> Result<(), FenceError> {
     let Some(stopping) = STOPPING.lock() else {
         return Ok(());

@@ -69,14 +69,15 @@ impl Descriptor {
     /// and tries again (`reclaim`). If a fork may be the reason, waits for its end and tries again,
     /// but not for a size class of malloc. Returns how many objects it took.
     pub(crate) fn alloc_from(&self, request: NodeRequest, objects: &mut [*mut u8]) -> usize {
-        loop {
-            let turn = fork::turn();
+        let mut alloc = || {
             let some = || Some(self.alloc_from_any(request, objects)).filter(|&got| got > 0);
-            let got = reclaim::or_reclaim(some);
-            if got.is_some() || self.id.any_class().is_some() || !fork::await_end(turn) {
-                return got.unwrap_or(0);
-            }
-        }
+            reclaim::or_reclaim(some)
+        };
+        let got = match self.id.any_class() {
+            Some(_) => alloc(),
+            None => fork::retry(alloc),
+        };
+        got.unwrap_or(0)
     }
 
     fn alloc_from_any(&self, request: NodeRequest, objects: &mut [*mut u8]) -> usize {
