@@ -142,10 +142,11 @@ fn rseq() -> Check {
         (
             "the C library has registered this thread, and the kernel aborts preempted sequences"
                 .into(),
-            if pinfold_rseq::missing() == Missing::Disabled {
-                format!("not used, because {RSEQ}=off is set")
-            } else {
-                "malloc and free need no lock and no atomic read-modify-write in most calls".into()
+            match pinfold_rseq::missing() {
+                Missing::Disabled => format!("not used, because {RSEQ}=off is set"),
+                Missing::Kernel => format!("not used: {}", Missing::Kernel),
+                _ => "malloc and free need no lock and no atomic read-modify-write in most calls"
+                    .into(),
             },
         )
     } else if !test.registered {
@@ -162,7 +163,10 @@ fn rseq() -> Check {
     } else {
         (
             "registered, but the kernel did not abort a preempted sequence".into(),
-            format!("set {RSEQ}=off: on this kernel, restartable sequences could corrupt memory"),
+            match pinfold_rseq::missing() {
+                Missing::Kernel => format!("not used: {}", Missing::Kernel),
+                _ => format!("set {RSEQ}=off: restartable sequences could corrupt memory here"),
+            },
         )
     };
     check("rseq", test.passed(), found, follows)

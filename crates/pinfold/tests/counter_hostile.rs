@@ -254,6 +254,7 @@ extern "C" fn __register_atfork(
 /// that of a handler that interrupted a fork or an allocation, and registering would wait for the C
 /// library's locks.
 #[test]
+#[cfg_attr(target_env = "musl", ignore = "musl has no __register_atfork")]
 fn an_add_registers_nothing_for_forks() {
     let before = REGISTRATIONS.load(SeqCst);
     assert!(before >= 1, "nothing was registered at the start");

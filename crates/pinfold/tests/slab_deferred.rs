@@ -222,6 +222,10 @@ fn works_alone(cache: &KmemCache) -> bool {
 
 /// Without memory for a sheaf, a deferred free itself waits for the readers.
 #[test]
+#[cfg_attr(
+    target_env = "musl",
+    ignore = "the C library's malloc needs memory too"
+)]
 fn deferred_frees_work_without_memory() {
     let _alone = alone();
     in_child(30, || {

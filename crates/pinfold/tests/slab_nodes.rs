@@ -113,6 +113,10 @@ fn goes_home(cache: KmemCache) {
 }
 
 #[test]
+#[cfg_attr(
+    target_env = "musl",
+    ignore = "the C library's malloc needs memory too"
+)]
 fn another_node_helps_out() {
     if !on_nodes(2, "another_node_helps_out") {
         return;

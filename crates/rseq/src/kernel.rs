@@ -212,6 +212,21 @@ pub fn process() -> libc::pid_t {
     unsafe { syscall(libc::SYS_getpid, []) }.unwrap_or(0) as libc::pid_t
 }
 
+/// Calls `f` with the kernel's release, as `7.0.14-arm64`. The text is empty if a seccomp filter
+/// refuses the call.
+pub(crate) fn release<R>(f: impl FnOnce(&[u8]) -> R) -> R {
+    // SAFETY: `utsname` consists of arrays of bytes, so zeroes are valid. The call only writes to
+    // it.
+    let names = unsafe {
+        let mut names: libc::utsname = core::mem::zeroed();
+        let _ = syscall(libc::SYS_uname, [(&raw mut names) as usize]);
+        names
+    };
+    let release = names.release.map(|byte| byte as u8);
+    let length = release.iter().position(|&byte| byte == 0);
+    f(&release[..length.unwrap_or(release.len())])
+}
+
 /// Returns the TID of the calling thread. The kernel never refuses this call.
 pub fn thread() -> libc::pid_t {
     // SAFETY: the call takes no arguments.

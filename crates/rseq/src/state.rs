@@ -131,6 +131,8 @@ pub enum Missing {
     Registration,
     /// The self-test failed: an operation did not do what it should.
     SelfTest,
+    /// The kernel is one for Arm that does not abort a preempted section: Linux 6.19 to 7.0.13.
+    Kernel,
 }
 
 impl fmt::Display for Missing {
@@ -143,6 +145,9 @@ impl fmt::Display for Missing {
                 "not registered: needs glibc 2.35, Linux 4.18, no glibc.pthread.rseq=0 in GLIBC_TUNABLES, and a sandbox that lets rseq pass"
             }
             Missing::SelfTest => "the kernel failed the self-test",
+            Missing::Kernel => {
+                "on Arm, Linux 6.19 to 7.0.13 does not abort preempted sections; use Linux 7.0.14, 7.1 or newer"
+            }
         })
     }
 }
@@ -245,6 +250,7 @@ pub fn missing() -> Missing {
         2 => Missing::Architecture,
         3 => Missing::Registration,
         4 => Missing::SelfTest,
+        5 => Missing::Kernel,
         _ => Missing::Nothing,
     }
 }
@@ -269,6 +275,9 @@ fn decide(prefer: Index) {
     let Some(registered) = arch::registration() else {
         return settle_atomic(Missing::Registration);
     };
+    if cfg!(target_arch = "aarch64") && kernel::release(|release| !aborts_on_arm(release)) {
+        return settle_atomic(Missing::Kernel);
+    }
     let index = match index {
         Index::Cid if registered.size >= abi::FEATURE_SIZE_MM_CID => Index::Cid,
         _ => Index::Cpu,
@@ -299,6 +308,35 @@ fn decide(prefer: Index) {
         Index::Cid => RSEQ_CID,
     };
     STATE.chosen.store(chosen, Release);
+}
+
+/// Returns whether an Arm kernel with this release, as `uname` names it, aborts a section if it
+/// preempts the thread inside. Linux 6.19 does not, nor does 7.0 before 7.0.14, nor a candidate of
+/// 7.1. There, two threads could get the same object.
+///
+/// Returns false for a text that is no release. Also returns false below 4.18: that kernel has no
+/// restartable sequences, so the number is made up (`setarch --uname-2.6`).
+fn aborts_on_arm(release: &[u8]) -> bool {
+    let digits = release
+        .iter()
+        .take_while(|byte| byte.is_ascii_digit() || **byte == b'.');
+    let version = &release[..digits.count()];
+    let mut numbers = version.split(|&byte| byte == b'.').map(|number| {
+        let text = core::str::from_utf8(number).unwrap_or_default();
+        text.parse::<u32>().ok()
+    });
+    let (Some(Some(major)), Some(Some(minor))) = (numbers.next(), numbers.next()) else {
+        return false;
+    };
+    let patch = numbers.next().flatten().unwrap_or(0);
+    let is_candidate = release[version.len()..].starts_with(b"-rc");
+    match (major, minor, patch) {
+        version if version < (4, 18, 0) => false,
+        version if version < (6, 19, 0) => true,
+        version if version < (7, 0, 14) => false,
+        (7, 1, 0) => !is_candidate,
+        _ => true,
+    }
 }
 
 fn settle_atomic(why: Missing) {
@@ -453,5 +491,49 @@ mod tests {
         assert_eq!(init(Index::Cid), first);
         assert_eq!(first == Backend::Atomic, missing() != Missing::Nothing);
         assert!(current() < possible());
+    }
+
+    #[test]
+    fn arm_kernels_that_do_not_abort_are_known_by_their_release() {
+        for release in [
+            "4.18.0",
+            "6.12.63+deb13-arm64",
+            "6.18.999",
+            "7.0.14",
+            "7.0.21-amd64",
+        ] {
+            assert!(aborts_on_arm(release.as_bytes()), "{release}");
+        }
+        for release in [
+            "7.1.0",
+            "7.1",
+            "7.3.4+deb14-arm64",
+            "7.2.0-rc3",
+            "8.0.0-rc1",
+        ] {
+            assert!(aborts_on_arm(release.as_bytes()), "{release}");
+        }
+        for release in [
+            "6.19.0",
+            "6.19.12-arm64",
+            "6.19.0-rc1",
+            "7.0",
+            "7.0.0-rc7",
+            "7.0.13",
+        ] {
+            assert!(!aborts_on_arm(release.as_bytes()), "{release}");
+        }
+        for release in [
+            "7.1.0-rc1",
+            "2.6.79-arm64",
+            "",
+            "-",
+            "7",
+            "x.y.z",
+            "7.",
+            "99999999999.0",
+        ] {
+            assert!(!aborts_on_arm(release.as_bytes()), "{release}");
+        }
     }
 }

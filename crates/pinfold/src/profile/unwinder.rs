@@ -176,6 +176,10 @@ mod tests {
 
     /// The C library has no relocation against its own function.
     #[test]
+    #[cfg_attr(
+        target_env = "musl",
+        ignore = "the program is static, without relocations"
+    )]
     fn only_the_unwinder_asks_without_a_lock() {
         // SAFETY: the name is a C string.
         let known = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_dl_find_object".as_ptr()) };

@@ -13,6 +13,7 @@ pub mod trace;
 use pinfold::slab::KmemCache;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A sequence of pseudorandom numbers, the same for the same seed.
@@ -32,9 +33,10 @@ impl Random {
 }
 
 pub fn cpus() -> usize {
-    // Not the affinity, which `pin` changes.
+    static CPUS: OnceLock<usize> = OnceLock::new();
+    // musl counts the CPUs of the affinity, which `pin` changes. The first call comes before that.
     // SAFETY: `sysconf` has no preconditions.
-    unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize }
+    *CPUS.get_or_init(|| unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize })
 }
 
 /// Moves the thread to the `nth` CPU. Does nothing where that is not allowed.
