@@ -80,13 +80,13 @@ own_names! {
         pinfold_posix_memalign(to: *mut *mut c_void, align: usize, size: usize) -> c_int;
 }
 
-/// Allocates like [`pinfold_malloc`](c::pinfold_malloc), which is inlined here.
+/// Allocates like [`pinfold_malloc`](c::pinfold_malloc), which is inlined here (`heap/entry.rs`).
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc(size: usize) -> *mut c_void {
     inlined::alloc(size).cast()
 }
 
-/// Frees like [`pinfold_free`](c::pinfold_free), which is inlined here.
+/// Frees like [`pinfold_free`](c::pinfold_free), which is inlined here (`heap/entry.rs`).
 ///
 /// # Safety
 ///

@@ -369,7 +369,8 @@ pub(crate) fn work() -> Work {
     }
 }
 
-/// Calls the registered drains.
+/// Calls the registered drains, which are functions of the modules above. That of the slab layer is
+/// in `slab/cpu/idle.rs`.
 fn drain(reach: Reach) {
     DRAINS.iter().for_each(|drain| {
         // Acquire pairs with the release in `register`: a thread that sees the drain also sees what

@@ -105,7 +105,8 @@ impl Descriptor {
     }
 
     /// Returns the node that the next objects should come from. If the cache has a policy, the
-    /// policy decides. Otherwise this is the node for memory without a policy (`nodes::current`).
+    /// policy decides; a cache for a pool's pages is bound to one node. Otherwise this is the node
+    /// for memory without a policy (`nodes::current`).
     pub(crate) fn request(&self) -> NodeRequest {
         let Some(placement) = self.placement else {
             return NodeRequest::only(nodes::current());
