@@ -342,13 +342,13 @@ fn signals_on_the_alternate_stack_do_no_harm_to_a_report() {
                 fills_its_stack as *const () as usize,
                 libc::SA_ONSTACK | libc::SA_RESTART,
             );
-            libc::pthread_self()
+            libc::pthread_self() as usize
         };
         repair_all_pages();
         thread::spawn(move || {
             loop {
                 // SAFETY: the target lives until the process ends.
-                unsafe { libc::pthread_kill(target, libc::SIGUSR1) };
+                unsafe { libc::pthread_kill(target as _, libc::SIGUSR1) };
                 thread::sleep(Duration::from_micros(20));
             }
         });
