@@ -96,7 +96,10 @@ fn freed_memory_serves_other_sizes() {
 }
 
 #[test]
-#[cfg_attr(target_env = "musl", ignore = "the C library's malloc needs memory too")]
+#[cfg_attr(
+    target_env = "musl",
+    ignore = "the C library's malloc needs memory too"
+)]
 fn freed_memory_serves_all_sizes_at_a_resource_limit() {
     for (resource, tenths) in [(libc::RLIMIT_DATA, "9"), (libc::RLIMIT_AS, "8")] {
         passes("freed_memory_serves_other_sizes", |command| {
