@@ -214,6 +214,8 @@ pub fn process() -> libc::pid_t {
 
 /// Calls `f` with the kernel's release, as `7.0.14-arm64`. The text is empty if a seccomp filter
 /// refuses the call.
+#[cold]
+#[inline(never)]
 pub(crate) fn release<R>(f: impl FnOnce(&[u8]) -> R) -> R {
     // SAFETY: `utsname` consists of arrays of bytes, so zeroes are valid. The call only writes to
     // it.

@@ -8,7 +8,7 @@
 //! | the thread pointer t | held by the thread with that thread pointer |
 //! | [`WAITED_FOR`] | a thread may sleep until the lock is free |
 //! | [`FOR_FORK`] | the holder took the lock for a fork, and gives it back after the fork |
-//! | [`BELOW_FORK`] | the holder is a frame that a signal handler interrupted, and the handler forks |
+//! | [`BELOW_FORK`] | a signal handler interrupted the holder, and forks |
 //!
 //! Thread pointers are aligned to at least 8 bytes, so their lowest three bits are free. Holder and
 //! state share one word and change in one step. So a signal handler that interrupts the change

@@ -35,15 +35,20 @@
 //!
 //! # Why no thread takes the old cache for the new one
 //!
-//! | who comes late | why it does no harm |
-//! |---|---|
-//! | a thread that reads the descriptor without a lock | it pins the descriptor, so there is no new cache yet |
-//! | a view ([`Info`](crate::slab::Info)), kept for as long as the program likes | it holds copies of what never changes, and the birth; [`pin_same`] fails if the birth differs |
-//! | a tick with a sheaf in its hand | it pins the descriptor; if the sheaf has objects, their slabs keep the cache from being retired |
-//! | a deferred free | its object is in use until its grace period is over, so its slab keeps the cache from being retired |
-//! | a word of a CPU's unit, an entry of the page map, a row of the statistics segment | they go by the number, and the number is bound to the descriptor; `retire` empties the row, whose state counts changes for readers in other processes |
-//! | a fork | it holds the registry's lock, so it finds no half-made cache; pins of threads that do not exist in the child stay, and the child does not use these descriptors again |
-//! | a thread that leaves by a jump, or ends, while it holds a pin | its pin stays; the descriptor is not used again |
+//! * A thread that reads the descriptor without a lock pins it, so there is no new cache yet.
+//! * A view ([`Info`](crate::slab::Info)) may be kept for as long as the program likes. It holds
+//!   copies of what never changes, and the birth. [`pin_same`] fails if the birth differs.
+//! * A tick with a sheaf in its hand pins the descriptor. If the sheaf has objects, their slabs
+//!   keep the cache from being retired.
+//! * An object of a deferred free is in use until its grace period is over. So its slab keeps the
+//!   cache from being retired.
+//! * A word of a CPU's unit, an entry of the page map and a row of the statistics segment go by the
+//!   number, and the number is bound to the descriptor. `retire` empties the row, whose state
+//!   counts changes for readers in other processes.
+//! * A fork holds the registry's lock, so it finds no half-made cache. Pins of threads that do not
+//!   exist in the child stay, and the child does not use these descriptors again.
+//! * A thread that leaves by a jump, or ends, may leave its pin behind. The descriptor is then not
+//!   used again.
 //!
 //! So there are at most as many descriptors as caches at a time, plus those that are pinned,
 //! including those whose pins stay.
