@@ -34,6 +34,8 @@ pub struct Verdict {
     pub statuses: BTreeMap<String, String>,
     /// Whether a test began.
     has_begun: bool,
+    /// When the first test began.
+    pub began: Option<Instant>,
     /// The test that is running.
     running: Option<String>,
     waiting: BTreeSet<String>,
@@ -56,6 +58,7 @@ impl Verdict {
         match words.as_slice() {
             ["@vm", "begin", name] => {
                 self.has_begun = true;
+                self.began.get_or_insert_with(Instant::now);
                 self.running = Some((*name).to_owned());
                 Some(format!("-- {name}"))
             }

@@ -14,11 +14,18 @@ use std::process::{Command, Stdio};
 pub struct Root {
     folder: PathBuf,
     libraries: BTreeSet<PathBuf>,
+    /// A folder with libraries that replace those of this machine.
+    replacement: Option<PathBuf>,
     arch: Arch,
 }
 
 impl Root {
-    pub fn new(folder: PathBuf, busybox: &Path, arch: Arch) -> Result<Root> {
+    pub fn new(
+        folder: PathBuf,
+        busybox: &Path,
+        replacement: Option<PathBuf>,
+        arch: Arch,
+    ) -> Result<Root> {
         let _ = fs::remove_dir_all(&folder);
         for inner in ["bin", "dev", "proc", "sys", "tmp", "tests", "vm", "etc"] {
             fs::create_dir_all(folder.join(inner))?;
@@ -26,6 +33,7 @@ impl Root {
         let mut root = Root {
             folder,
             libraries: BTreeSet::new(),
+            replacement,
             arch,
         };
         root.copy(busybox, "bin/busybox")?;
@@ -73,10 +81,18 @@ impl Root {
         for library in libraries(&String::from_utf8_lossy(&said.stdout)) {
             if self.libraries.insert(library.clone()) {
                 let inside = library.strip_prefix("/")?.to_string_lossy().into_owned();
-                self.copy(&library, &inside)?;
+                self.copy(&self.replaced(&library), &inside)?;
             }
         }
         Ok(())
+    }
+
+    /// Returns the file that takes the place of a library of this machine.
+    fn replaced(&self, library: &Path) -> PathBuf {
+        let name = library.file_name().unwrap_or_default();
+        let replacement = self.replacement.as_ref().map(|folder| folder.join(name));
+        let replacement = replacement.filter(|file| file.exists());
+        replacement.unwrap_or_else(|| library.to_path_buf())
     }
 
     /// Adds Debian's Python, with the part of its standard library that needs no other package.

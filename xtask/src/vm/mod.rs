@@ -9,6 +9,7 @@ mod machines;
 mod packages;
 mod plan;
 pub mod policy_tests;
+mod suites;
 
 use anyhow::{Context, Result, bail};
 use arch::Arch;
@@ -16,9 +17,12 @@ use boot::{End, Verdict};
 use clap::error::ErrorKind;
 use image::Root;
 use machines::{MACHINES, Machine};
+use packages::Kernel;
+use plan::Backend;
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use suites::Libc;
 
 /// Runs tests on emulated machines.
 ///
@@ -40,6 +44,19 @@ pub struct Args {
         default_value_if("arch", "aarch64", "nodes2"),
     )]
     machines: Vec<&'static Machine>,
+    /// The version of Debian's kernel to boot, such as 7.3. The newest that begins with it is used.
+    #[arg(long, value_name = "VERSION")]
+    kernel: Option<String>,
+    /// The version of Debian's C library on the machine, such as 2.43. The default is this
+    /// machine's.
+    #[arg(long, value_name = "VERSION")]
+    libc: Option<String>,
+    /// Runs each test on this backend, instead of those that the plan of tests names.
+    #[arg(long = "backend", value_name = "NAME", value_enum)]
+    backends: Vec<Backend>,
+    /// Makes the kernel check the fields that it shares with restartable sequences.
+    #[arg(long)]
+    rseq_debug: bool,
     /// Words to add to the kernel's command line.
     #[arg(
         long,
@@ -65,8 +82,13 @@ pub struct Args {
 impl Args {
     /// # Errors
     ///
-    /// If qemu cannot emulate one of the machines for the processor.
+    /// If qemu cannot emulate one of the machines for the processor, or if a version is chosen for
+    /// aarch64.
     fn check(&self) -> Result<(), clap::Error> {
+        if self.arch != Arch::X86 && (self.kernel.is_some() || self.libc.is_some()) {
+            let what = "--kernel and --libc choose packages for x86_64 only\n";
+            return Err(clap::Error::raw(ErrorKind::ArgumentConflict, what));
+        }
         let cannot = |machine: &&&Machine| !self.arch.can_be(machine);
         match self.machines.iter().find(cannot) {
             None => Ok(()),
@@ -89,10 +111,10 @@ pub fn main(args: Args) -> Result<()> {
         return Ok(());
     }
     args.check().unwrap_or_else(|error| error.exit());
-    let prepared = Prepared::new(args.arch)?;
+    let prepared = Prepared::new(args.arch, args.kernel.as_deref(), args.libc.as_deref())?;
     if args.prepare {
         let (emulator, _) = args.arch.emulator();
-        println!("ready: {emulator} and {}", prepared.kernel.display());
+        println!("ready: {emulator} and {}", prepared.kernel.image.display());
         return Ok(());
     }
     let mut failed = 0;
@@ -111,7 +133,9 @@ struct Prepared {
     arch: Arch,
     target: PathBuf,
     cache: PathBuf,
-    kernel: PathBuf,
+    kernel: Kernel,
+    /// The C library, unless it is this machine's.
+    libc: Option<Libc>,
     busybox: PathBuf,
 }
 
@@ -127,7 +151,7 @@ struct Boot<'a> {
 
 impl Prepared {
     /// Downloads and installs what is missing.
-    fn new(arch: Arch) -> Result<Prepared> {
+    fn new(arch: Arch, kernel: Option<&str>, libc: Option<&str>) -> Result<Prepared> {
         let target = crate::target();
         let cache = target.join("vm").join(arch.debian());
         fs::create_dir_all(&cache).with_context(|| cache.display().to_string())?;
@@ -139,7 +163,13 @@ impl Prepared {
             arch,
             target,
             busybox: arch.prepare(&cache)?,
-            kernel: packages::kernel(&cache, arch)?,
+            kernel: match kernel {
+                Some(version) => suites::kernel(&cache, version)?,
+                None => packages::kernel(&cache, arch)?,
+            },
+            libc: libc
+                .map(|version| suites::libc(&cache, version))
+                .transpose()?,
             cache,
         })
     }
@@ -147,29 +177,46 @@ impl Prepared {
     /// Makes the machine's root file system, with Pinfold's command and library.
     fn root(&self) -> Result<Root> {
         let [command, library] = self.arch.build().command(&self.target)?;
-        let mut root = Root::new(self.cache.join("root"), &self.busybox, self.arch)?;
+        let libc = self.libc.as_ref().map(|libc| libc.folder.clone());
+        let mut root = Root::new(self.cache.join("root"), &self.busybox, libc, self.arch)?;
         root.program(&command, "bin/pinfold")?;
         root.program(&library, "lib/libpinfold.so")?;
         Ok(root)
     }
 
     /// Boots a machine and waits until it ends. Returns what it reported, how it ended, and how
-    /// long it took.
+    /// long it booted and ran.
     fn boot(
         &self,
         root: &Root,
         machine: &Machine,
         boot: &Boot,
-    ) -> Result<(Verdict, End, Duration)> {
+    ) -> Result<(Verdict, End, [Duration; 2])> {
         root.write("vm/list", &boot.script)?;
         let image = self.cache.join("image.cpio");
         root.pack(&image)?;
-        println!("== {} on {:?}: {}", machine.name, self.arch, machine.about);
+        let libc = self.libc.as_ref().map(|libc| &*libc.version);
+        println!(
+            "== {} on {:?}: {}; kernel {}, C library {}",
+            machine.name,
+            self.arch,
+            machine.about,
+            self.kernel.release,
+            libc.unwrap_or("of this machine")
+        );
         let begin = Instant::now();
         let mut verdict = Verdict::new(boot.names.iter().cloned());
-        let emulator = boot::emulator(self.arch, machine, &self.kernel, &image, boot.kernel_args);
+        let emulator = boot::emulator(
+            self.arch,
+            machine,
+            &self.kernel.image,
+            &image,
+            boot.kernel_args,
+        );
         let end = boot::run(emulator, &mut verdict, boot.limit)?;
-        Ok((verdict, end, begin.elapsed()))
+        let began = verdict.began.unwrap_or_else(Instant::now);
+        let times = [began.duration_since(begin), began.elapsed()];
+        Ok((verdict, end, times))
     }
 }
 
@@ -201,12 +248,20 @@ impl TestMachine {
 
     /// Boots one machine. Returns whether all its tests passed and it ended correctly.
     fn run(&self, args: &Args, machine: &Machine) -> Result<bool> {
-        let runs = match args.shell {
+        let choice = plan::Choice {
+            filters: &args.tests,
+            backends: &args.backends,
+            ids: self.prepared.kernel.has_ids(),
+        };
+        let mut runs = match args.shell {
             Some(_) => Vec::new(),
-            None => plan::runs(&self.binaries, &args.tests),
+            None => plan::runs(&self.binaries, &choice),
         };
         if runs.is_empty() && args.shell.is_none() {
             bail!("no test's name contains any of {:?}", args.tests);
+        }
+        if args.rseq_debug {
+            runs.insert(0, plan::rseq_debug());
         }
         let environment = [
             ("PINFOLD_MACHINE", machine.expected()),
@@ -223,12 +278,12 @@ impl TestMachine {
             kernel_args: &args.kernel_args,
             limit: Duration::from_secs(args.seconds),
         };
-        let (verdict, end, time) = self.prepared.boot(&self.root, machine, &boot)?;
-        Ok(report(machine, &verdict, &end, time))
+        let (verdict, end, times) = self.prepared.boot(&self.root, machine, &boot)?;
+        Ok(report(machine, &verdict, &end, times))
     }
 }
 
-fn report(machine: &Machine, verdict: &Verdict, end: &End, time: Duration) -> bool {
+fn report(machine: &Machine, verdict: &Verdict, end: &End, [boot, run]: [Duration; 2]) -> bool {
     let how = match end {
         End::Done => "ended correctly".to_owned(),
         End::Stopped => "stopped without reporting its end".to_owned(),
@@ -236,11 +291,12 @@ fn report(machine: &Machine, verdict: &Verdict, end: &End, time: Duration) -> bo
         End::Panicked(words) => format!("panicked: {words}"),
     };
     println!(
-        "== {}: {} passed, {} failed; the machine {how} after {:.0} s",
+        "== {}: {} passed, {} failed; the machine {how}; boot {:.0} s, run {:.0} s",
         machine.name,
         verdict.passed,
         verdict.failed.len(),
-        time.as_secs_f64()
+        boot.as_secs_f64(),
+        run.as_secs_f64()
     );
     for (name, what) in &verdict.failed {
         println!("   {name}: {what}");

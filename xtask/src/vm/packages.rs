@@ -43,13 +43,14 @@ fn in_path(program: &str) -> bool {
 
 /// Fills `folder` by `fill`, unless that was done before. Returns the folder. `fill` gets a folder
 /// for what it needs meanwhile, and the folder to fill.
-fn filled(folder: &Path, fill: impl FnOnce(&Path, &Path) -> Result<()>) -> Result<PathBuf> {
+pub fn filled(folder: &Path, fill: impl FnOnce(&Path, &Path) -> Result<()>) -> Result<PathBuf> {
     if folder.is_dir() {
         return Ok(folder.to_path_buf());
     }
     // An interrupted attempt must not pass for a complete one, so the folder gets its name at the
     // end.
-    let begun = folder.with_extension("begun");
+    let name = folder.file_name().context("a folder without a name")?;
+    let begun = folder.with_file_name(format!("{}.begun", name.display()));
     let _ = fs::remove_dir_all(&begun);
     let tree = begun.join("tree");
     fs::create_dir_all(&tree).with_context(|| tree.display().to_string())?;
@@ -61,14 +62,20 @@ fn filled(folder: &Path, fill: impl FnOnce(&Path, &Path) -> Result<()>) -> Resul
 
 /// Unpacks `packages` into `folder`, unless that was done before. Returns the folder.
 pub fn unpacked(folder: &Path, packages: &[String]) -> Result<PathBuf> {
+    unpacked_with(folder, packages, &[])
+}
+
+/// Unpacks `packages` into `folder` like [`unpacked`]. apt gets these options.
+pub fn unpacked_with(folder: &Path, packages: &[String], options: &[String]) -> Result<PathBuf> {
     filled(folder, |begun, tree| {
         let mut packages = packages.iter();
-        packages.try_for_each(|package| unpack(package, begun, tree))
+        packages.try_for_each(|package| unpack(package, options, begun, tree))
     })
 }
 
-fn unpack(package: &str, download: &Path, tree: &Path) -> Result<()> {
+fn unpack(package: &str, options: &[String], download: &Path, tree: &Path) -> Result<()> {
     let said = Command::new("apt-get")
+        .args(options)
         .args(["download", "-qq", package])
         .current_dir(download)
         .output()
@@ -163,8 +170,36 @@ pub fn behind(package: &str, prefix: &str) -> Result<String> {
     found.with_context(|| format!("apt-cache knows no package {package}; run apt-get update"))
 }
 
-/// Returns Debian's kernel for virtual machines. Downloads it if necessary.
-pub fn kernel(cache: &Path, arch: Arch) -> Result<PathBuf> {
+/// A kernel of Debian's.
+pub struct Kernel {
+    pub image: PathBuf,
+    /// The text that `uname -r` shows.
+    pub release: String,
+}
+
+impl Kernel {
+    /// Finds the kernel in the folder of an unpacked package.
+    pub fn in_folder(folder: &Path) -> Result<Kernel> {
+        let image = entry(&folder.join("boot"), |name| name.starts_with("vmlinuz-"));
+        let image = image.with_context(|| {
+            let folder = folder.display();
+            format!("there is no kernel in {folder}; delete that folder")
+        })?;
+        let name = image.file_name().unwrap_or_default().to_string_lossy();
+        let release = name.trim_start_matches("vmlinuz-").to_owned();
+        Ok(Kernel { image, release })
+    }
+
+    /// Returns whether the kernel has concurrency ids: 6.3 and newer ones have.
+    pub fn has_ids(&self) -> bool {
+        let mut parts = self.release.split(|c: char| !c.is_ascii_digit());
+        let mut number = || parts.next().and_then(|part| part.parse().ok()).unwrap_or(0);
+        (number(), number()) >= (6, 3)
+    }
+}
+
+/// Returns the kernel for virtual machines of this machine's release. Downloads it if necessary.
+pub fn kernel(cache: &Path, arch: Arch) -> Result<Kernel> {
     let folder = cache.join("kernel");
     if !folder.is_dir() {
         arch.add_to_apt()?;
@@ -173,12 +208,21 @@ pub fn kernel(cache: &Path, arch: Arch) -> Result<PathBuf> {
         let name = real.split(':').next().unwrap_or(&real);
         unpacked(&folder, &[format!("{name}:{}", arch.debian())])?;
     }
-    let boot = folder.join("boot");
-    let image = entry(&boot, |name| name.starts_with("vmlinuz-"));
-    image.with_context(|| {
-        format!(
-            "there is no kernel in {}; delete that folder's parent",
-            boot.display()
-        )
-    })
+    Kernel::in_folder(&folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kernels_have_concurrency_ids_since_6_3() {
+        let has_ids = |release: &str| {
+            let release = release.to_owned();
+            let image = PathBuf::new();
+            Kernel { image, release }.has_ids()
+        };
+        assert!(has_ids("6.12.117+deb13-cloud-amd64") && has_ids("7.0.4+deb13-cloud-amd64"));
+        assert!(has_ids("6.3.0-1-cloud-amd64") && !has_ids("6.1.0-50-cloud-amd64"));
+    }
 }

@@ -12,51 +12,106 @@ pub struct Run {
 }
 
 const LIMIT: u32 = 120;
-/// The kernel has restartable sequences but no concurrency ids, so these are its backends.
-const BOTH: &[&str] = &["cpu", "off"];
-const ONE: &[&str] = &["cpu"];
+
+/// The backends of a test binary.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Backends {
+    /// Each backend that the kernel has.
+    All,
+    /// The best backend that the kernel has.
+    Best,
+    /// Only `cpu`, because the test is about the numbers of CPUs.
+    Cpu,
+}
+use Backends::{All, Best, Cpu};
+
+/// What the runs depend on.
+pub struct Choice<'a> {
+    /// Words that choose the binaries: those whose name contains one of them, or equals the text
+    /// behind `=`. Without words, all are chosen.
+    pub filters: &'a [String],
+    /// The backends of all binaries, instead of those in the table. Empty for those in the table.
+    pub backends: &'a [Backend],
+    /// Whether the kernel has concurrency ids.
+    pub ids: bool,
+}
+
+/// A value of `PINFOLD_RSEQ`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Backend {
+    Cid,
+    Cpu,
+    Off,
+}
+
+impl Backend {
+    fn name(self) -> &'static str {
+        match self {
+            Backend::Cid => "cid",
+            Backend::Cpu => "cpu",
+            Backend::Off => "off",
+        }
+    }
+}
+
+impl Backends {
+    fn list(self, ids: bool) -> &'static [Backend] {
+        use Backend::{Cid, Cpu, Off};
+        match (self, ids) {
+            (All, true) => &[Cid, Cpu, Off],
+            (All, false) => &[Cpu, Off],
+            (Best, true) => &[Cid],
+            (Best, false) | (Backends::Cpu, _) => &[Cpu],
+        }
+    }
+}
 
 /// Test binaries that take twice as long as the others: their settings and backends.
 ///
 /// Tests that read their duration from the environment are shortened, because emulation is about 20
 /// times slower.
-const SPECIAL: &[(&str, &[&str], &[&str])] = &[
-    ("operations", &[], BOTH),
-    ("counter", &[], BOTH),
-    ("counter_hostile", &[], BOTH),
-    ("counter_litmus", &["PINFOLD_LITMUS=2000"], BOTH),
-    ("slab", &[], BOTH),
-    ("machine_quiet", &["PINFOLD_QUIET_SECONDS=30"], ONE),
-    ("machine_hotplug", &[], ONE),
+const SPECIAL: &[(&str, &[&str], Backends)] = &[
+    ("operations", &[], All),
+    ("counter", &[], All),
+    ("counter_hostile", &[], All),
+    ("counter_litmus", &["PINFOLD_LITMUS=2000"], All),
+    ("slab", &[], All),
+    ("machine_quiet", &["PINFOLD_QUIET_SECONDS=30"], Cpu),
+    ("machine_hotplug", &[], Cpu),
     (
         "slab_stress",
         &["PINFOLD_STRESS_SECONDS=3", "PINFOLD_STRESS_TIMER_US=5000"],
-        BOTH,
+        All,
     ),
     (
         "stress",
         &["PINFOLD_STRESS_SECONDS=3", "PINFOLD_STRESS_TIMER_US=2000"],
-        BOTH,
+        All,
     ),
 ];
 
-/// Returns the runs of the chosen binaries: those whose name contains one of `filters` or equals
-/// the text behind `=`. Without filters, all are chosen.
-pub fn runs(binaries: &[Binary], filters: &[String]) -> Vec<Run> {
+/// Returns the runs of the chosen binaries.
+pub fn runs(binaries: &[Binary], choice: &Choice) -> Vec<Run> {
     let fits = |name: &str, filter: &str| match filter.strip_prefix('=') {
         Some(whole) => name == whole,
         None => name.contains(filter),
     };
+    let filters = choice.filters;
     let chosen = |name: &str| filters.is_empty() || filters.iter().any(|part| fits(name, part));
     let binaries = binaries.iter().filter(|binary| chosen(&binary.name));
-    binaries.flat_map(|binary| runs_of(&binary.name)).collect()
+    let runs = binaries.flat_map(|binary| runs_of(&binary.name, choice));
+    runs.collect()
 }
 
-fn runs_of(name: &str) -> Vec<Run> {
+fn runs_of(name: &str, choice: &Choice) -> Vec<Run> {
     let special = SPECIAL.iter().find(|special| special.0 == name);
-    let (settings, backends, limit) = special.map_or((&[][..], ONE, LIMIT), |special| {
+    let (settings, backends, limit) = special.map_or((&[][..], Best, LIMIT), |special| {
         (special.1, special.2, 2 * LIMIT)
     });
+    let backends = match choice.backends {
+        [] => backends.list(choice.ids),
+        chosen => chosen,
+    };
     // Tests of the machine change it, so they run one after the other.
     let whole = name.starts_with("machine_");
     // Other tests start enough threads themselves for the few CPUs that emulate the machine.
@@ -64,13 +119,13 @@ fn runs_of(name: &str) -> Vec<Run> {
         true => &["--include-ignored", "--test-threads=1"],
         false => &["--test-threads=1"],
     };
-    let one = |backend: &&str| Run {
+    let one = |backend: &Backend| Run {
         name: match backends.len() {
             1 => name.to_owned(),
-            _ => format!("{name}:{backend}"),
+            _ => format!("{name}:{}", backend.name()),
         },
         limit,
-        words: [format!("PINFOLD_RSEQ={backend}")]
+        words: [format!("PINFOLD_RSEQ={}", backend.name())]
             .into_iter()
             .chain(settings.iter().map(|&setting| setting.to_owned()))
             .chain([format!("/tests/{name}")])
@@ -78,6 +133,22 @@ fn runs_of(name: &str) -> Vec<Run> {
             .collect(),
     };
     backends.iter().map(one).collect()
+}
+
+/// Returns the run that switches on the kernel's debug mode of restartable sequences. In this mode
+/// the kernel checks each field that it shares with a thread, and kills the thread if one is wrong.
+pub fn rseq_debug() -> Run {
+    let file = "/sys/kernel/debug/rseq/debug";
+    let script = format!(
+        "mount -t debugfs debug /sys/kernel/debug; [ -e {file} ] && echo 1 >{file} && \
+         [ \"$(cat {file})\" = on -o \"$(cat {file})\" = 1 -o \"$(cat {file})\" = Y ] || \
+         {{ echo 'the debug mode is not on: this kernel has no {file}'; exit 1; }}"
+    );
+    Run {
+        name: "rseq-debug".to_owned(),
+        limit: LIMIT,
+        words: ["sh", "-c", &script].map(str::to_owned).into(),
+    }
 }
 
 /// Returns the list that vm/init executes.
@@ -105,6 +176,14 @@ fn quoted(word: &str) -> String {
 mod tests {
     use super::*;
 
+    fn choice<'a>(filters: &'a [String], backends: &'a [Backend], ids: bool) -> Choice<'a> {
+        Choice {
+            filters,
+            backends,
+            ids,
+        }
+    }
+
     #[test]
     fn filters_choose_binaries_and_machine_tests_include_ignored_ones() {
         let binary = |name: &str| Binary {
@@ -114,7 +193,7 @@ mod tests {
         let binaries = ["operations", "machine_cpus", "slab", "topology"].map(binary);
         let names = |filters: &[&str]| -> Vec<String> {
             let filters: Vec<_> = filters.iter().map(|&part| part.to_owned()).collect();
-            runs(&binaries, &filters)
+            runs(&binaries, &choice(&filters, &[], false))
                 .into_iter()
                 .map(|run| run.name)
                 .collect()
@@ -124,8 +203,15 @@ mod tests {
         assert_eq!(names(&["=slab"]), ["slab:cpu", "slab:off"]);
         assert!(names(&["=sla"]).is_empty());
         assert_eq!(names(&[]).len(), 6);
+        let names = |backends: &[Backend]| -> Vec<String> {
+            let runs = runs(&binaries, &choice(&[], backends, true));
+            runs.into_iter().map(|run| run.name).collect()
+        };
+        let slabs = ["slab:cid", "slab:cpu", "slab:off"];
+        assert_eq!(names(&[])[4..7], slabs);
+        assert_eq!(names(&[Backend::Cid, Backend::Cpu]).len(), 8);
         let script = script(
-            &runs(&binaries, &["machine_".to_owned()]),
+            &runs(&binaries, &choice(&["machine_".to_owned()], &[], false)),
             &[],
             Some("echo 'x'"),
         );

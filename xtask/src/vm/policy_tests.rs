@@ -69,7 +69,7 @@ struct Test {
 }
 
 pub fn main(args: &Args) -> Result<()> {
-    let prepared = Prepared::new(Arch::X86)?;
+    let prepared = Prepared::new(Arch::X86, None, None)?;
     let mut root = prepared.root()?;
     // numactl's scripts need bash, and a grep that knows Perl's expressions.
     root.program(Path::new("/bin/bash"), "bin/bash")?;
@@ -99,7 +99,7 @@ pub fn main(args: &Args) -> Result<()> {
         kernel_args: "hugepages=64",
         limit: Duration::from_secs(args.seconds),
     };
-    let (verdict, end, _) = prepared.boot(&root, machine, &boot)?;
+    let (verdict, end, ..) = prepared.boot(&root, machine, &boot)?;
     let worse = table(&tests, &verdict.statuses);
     if end != End::Done {
         bail!("the machine did not end correctly: {end:?}");
