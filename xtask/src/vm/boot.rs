@@ -19,6 +19,8 @@ pub enum End {
     Stopped,
     /// The machine took longer than its limit.
     Hung,
+    /// A CPU of the machine stood still.
+    StoodStill,
     /// The kernel panicked. Holds its message.
     Panicked(String),
 }
@@ -41,6 +43,7 @@ pub struct Verdict {
     waiting: BTreeSet<String>,
     done: bool,
     panic: Option<String>,
+    stands_still: bool,
 }
 
 impl Verdict {
@@ -74,6 +77,7 @@ impl Verdict {
                 if self.panic.is_none() && line.contains("Kernel panic - ") {
                     self.panic = Some(line.to_owned());
                 }
+                self.stands_still |= stuck_for(line).is_some_and(|stuck| stuck >= STILL);
                 Some(line.to_owned())
             }
         }
@@ -95,6 +99,14 @@ impl Verdict {
         };
         self.failed.push((name.to_owned(), what.clone()));
         format!("-- {name}: {what}")
+    }
+
+    /// Returns the names of the tests that ended, for vm/init, which leaves them out.
+    fn ended_tests(&self) -> String {
+        self.statuses
+            .keys()
+            .map(|name| format!("{name},"))
+            .collect()
     }
 
     /// Adds the tests that did not end.
@@ -122,18 +134,48 @@ const BOOTS: usize = 3;
 /// How long a kernel may take to reach the first test.
 const START: Duration = Duration::from_secs(120);
 
-/// Boots a machine, shows its output, and waits until it ends, for at most `limit`.
-pub fn run(mut emulator: Command, verdict: &mut Verdict, limit: Duration) -> Result<End> {
-    let name = emulator.get_program().to_string_lossy().into_owned();
-    emulator.stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut boots = 0;
+/// For how many seconds of its own time a CPU of the machine stands still before the machine counts
+/// as dead. A CPU that the host does not run also seems to stand still, but not for so long.
+const STILL: u32 = 100;
+
+/// Returns for how many seconds a CPU stood still, if `line` is the kernel's message of that.
+fn stuck_for(line: &str) -> Option<u32> {
+    let (_, time) = line
+        .split_once("soft lockup - CPU#")?
+        .1
+        .split_once(" stuck for ")?;
+    time.split_once("s!")?.0.parse().ok()
+}
+
+/// Boots a machine, shows its output, and waits until it ends, for at most `limit` each time that
+/// it boots. `emulator` returns the emulator's command line. It gets the names of the tests that
+/// must not run again.
+///
+/// The emulator sometimes loses an interrupt between its CPUs. Then a CPU of the machine waits in
+/// the kernel for another CPU, without end. No program can bring a CPU into this state, so the
+/// machine is booted once more, for the tests that had not ended.
+pub fn run(
+    emulator: impl Fn(&str) -> Command,
+    verdict: &mut Verdict,
+    limit: Duration,
+) -> Result<End> {
+    let (mut boots, mut still) = (0, false);
     let end = loop {
         boots += 1;
-        let child = emulator.spawn();
+        let mut command = emulator(&verdict.ended_tests());
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let name = command.get_program().to_string_lossy().into_owned();
         let mut child = child.with_context(|| format!("cannot start {name}"))?;
         let lines = lines(child.stdout.take().context("the emulator has no output")?);
         let end = follow(&lines, verdict, Instant::now(), limit);
         stop(&mut child, end == End::Done)?;
+        if end == End::StoodStill && !still {
+            let running = verdict.running.take();
+            println!("== a CPU of the machine stood still in {running:?}; booting again");
+            still = true;
+            (verdict.stands_still, verdict.has_begun) = (false, false);
+            continue;
+        }
         if verdict.has_begun || end == End::Done || boots == BOOTS {
             break end;
         }
@@ -178,6 +220,9 @@ fn follow(lines: &Receiver<String>, verdict: &mut Verdict, begin: Instant, limit
                 if let Some(shown) = verdict.line(&line) {
                     let _ = writeln!(std::io::stdout(), "{shown}");
                 }
+                if verdict.stands_still {
+                    return End::StoodStill;
+                }
             }
             Err(RecvTimeoutError::Timeout) => return End::Hung,
             Err(RecvTimeoutError::Disconnected) => {
@@ -200,13 +245,14 @@ fn stop(child: &mut Child, ended: bool) -> Result<()> {
     Ok(())
 }
 
-/// Returns the emulator's command line.
+/// Returns the emulator's command line. vm/init leaves the tests in `ended` out.
 pub fn emulator(
     arch: Arch,
     machine: &Machine,
     kernel: &Path,
     image: &Path,
     kernel_args: &str,
+    ended: &str,
 ) -> Command {
     let mut qemu = Command::new(arch.emulator().0);
     // `thread=multi` gives each emulated CPU a thread of its own.
@@ -218,7 +264,7 @@ pub fn emulator(
     // tests find their memory where it was allocated. The self-tests of the kernel's ciphers, and
     // on x86 its test of the timer, may fail at the emulator's speed.
     let line = format!(
-        "console={} quiet panic=-1 mitigations=off nokaslr numa_balancing=disable cryptomgr.notests{} {} {kernel_args}",
+        "console={} quiet panic=-1 mitigations=off nokaslr numa_balancing=disable cryptomgr.notests{} {} vm_ended={ended} {kernel_args}",
         arch.console(),
         if arch == Arch::X86 {
             " no_timer_check"
@@ -321,16 +367,59 @@ mod tests {
         assert_eq!(verdict(&[panic]).1, End::Panicked(panic.to_owned()));
     }
 
-    #[test]
-    fn a_machine_that_reaches_no_test_is_booted_again() {
-        let mark = std::env::temp_dir().join(format!("xtask-boot-{}", std::process::id()));
+    /// Runs a machine that is a shell script. The script gets the path of a file that does not
+    /// exist at the first boot, and the names of the tests that ended.
+    fn run_script(script: &str) -> (Verdict, End) {
+        let mark = std::env::temp_dir().join(format!(
+            "xtask-boot-{}-{}",
+            std::process::id(),
+            script.len()
+        ));
         let _ = std::fs::remove_file(&mark);
-        let script = "[ -e \"$0\" ] && printf '@vm begin one\n@vm end one 0 1 2\n@vm done 0\n'; touch \"$0\"";
-        let mut emulator = Command::new("sh");
-        emulator.args(["-c", script]).arg(&mark);
-        let mut verdict = Verdict::new(std::iter::once("one".to_owned()));
+        let emulator = |ended: &str| {
+            let mut emulator = Command::new("sh");
+            emulator.args(["-c", script]).arg(&mark).arg(ended);
+            emulator
+        };
+        let mut verdict = Verdict::new(["one", "two"].map(str::to_owned).into_iter());
         let end = run(emulator, &mut verdict, Duration::from_secs(20)).unwrap();
         std::fs::remove_file(&mark).unwrap();
+        (verdict, end)
+    }
+
+    #[test]
+    fn a_machine_that_reaches_no_test_is_booted_again() {
+        let (verdict, end) = run_script(
+            "[ -e \"$0\" ] && printf '@vm begin one\n@vm end one 0 1 2\n@vm done 0\n'; touch \"$0\"",
+        );
         assert_eq!((verdict.passed, end), (1, End::Done));
+    }
+
+    #[test]
+    fn a_machine_that_stands_still_is_booted_once_more_for_the_other_tests() {
+        const STILL: &str = "[ 1.0] watchdog: BUG: soft lockup - CPU#1 stuck for 105s! [two:9]";
+        assert_eq!(
+            (stuck_for(STILL), stuck_for("CPU#1 stuck for 105s!")),
+            (Some(105), None)
+        );
+        let first = format!(
+            "printf '@vm begin one\n@vm end one 0 1 2\n@vm begin two\n{STILL}\n'; exec sleep 20"
+        );
+        let second = "[ \"$1\" = one, ] && printf '@vm begin two\n@vm end two 0 1 2\n@vm done 0\n'";
+        let (verdict, end) = run_script(&format!(
+            "if [ ! -e \"$0\" ]; then touch \"$0\"; {first}; fi; {second}"
+        ));
+        assert_eq!(
+            (verdict.passed, end, verdict.failed),
+            (2, End::Done, vec![])
+        );
+        let again = format!("touch \"$0\"; printf '@vm begin two\n{STILL}\n'; exec sleep 20");
+        let (verdict, end) = run_script(&again);
+        let what = ["did not run", "was running when the machine ended"];
+        let what = ["one", "two"]
+            .map(str::to_owned)
+            .into_iter()
+            .zip(what.map(str::to_owned));
+        assert_eq!((verdict.failed, end), (what.collect(), End::StoodStill));
     }
 }

@@ -206,13 +206,10 @@ impl Prepared {
         );
         let begin = Instant::now();
         let mut verdict = Verdict::new(boot.names.iter().cloned());
-        let emulator = boot::emulator(
-            self.arch,
-            machine,
-            &self.kernel.image,
-            &image,
-            boot.kernel_args,
-        );
+        let emulator = |ended: &str| {
+            let kernel = &self.kernel.image;
+            boot::emulator(self.arch, machine, kernel, &image, boot.kernel_args, ended)
+        };
         let end = boot::run(emulator, &mut verdict, boot.limit)?;
         let began = verdict.began.unwrap_or_else(Instant::now);
         let times = [began.duration_since(begin), began.elapsed()];
@@ -288,6 +285,7 @@ fn report(machine: &Machine, verdict: &Verdict, end: &End, [boot, run]: [Duratio
         End::Done => "ended correctly".to_owned(),
         End::Stopped => "stopped without reporting its end".to_owned(),
         End::Hung => "took too long and was killed".to_owned(),
+        End::StoodStill => "stood still twice and was killed".to_owned(),
         End::Panicked(words) => format!("panicked: {words}"),
     };
     println!(
