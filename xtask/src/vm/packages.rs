@@ -178,15 +178,23 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Finds the kernel in the folder of an unpacked package.
+    /// Finds the kernel in the folder of an unpacked package: `boot/vmlinuz-RELEASE`, or since 7.0
+    /// `usr/lib/modules/RELEASE/vmlinuz`.
     pub fn in_folder(folder: &Path) -> Result<Kernel> {
-        let image = entry(&folder.join("boot"), |name| name.starts_with("vmlinuz-"));
-        let image = image.with_context(|| {
+        let named = |folder: PathBuf, prefix: &str| {
+            let path = entry(&folder, |name| name.starts_with(prefix))?;
+            let name = path.file_name()?.to_string_lossy();
+            let release = name.trim_start_matches(prefix).to_owned();
+            Some((path, release))
+        };
+        let found = named(folder.join("boot"), "vmlinuz-").or_else(|| {
+            let (modules, release) = named(folder.join("usr/lib/modules"), "")?;
+            Some((modules.join("vmlinuz"), release))
+        });
+        let (image, release) = found.with_context(|| {
             let folder = folder.display();
             format!("there is no kernel in {folder}; delete that folder")
         })?;
-        let name = image.file_name().unwrap_or_default().to_string_lossy();
-        let release = name.trim_start_matches("vmlinuz-").to_owned();
         Ok(Kernel { image, release })
     }
 

@@ -5,7 +5,7 @@
 
 use super::packages::{self, Kernel};
 use anyhow::{Context, Result, bail};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -51,7 +51,8 @@ pub struct Libc {
 /// Returns the newest kernel whose version begins with `version`. Downloads it if necessary.
 pub fn kernel(cache: &Path, version: &str) -> Result<Kernel> {
     let (folder, _) = cached(cache, "kernel", version, |offers| {
-        Ok(vec![newest_kernel(offers, version)?])
+        let image = newest_kernel(offers, version)?;
+        Ok(vec![holder(offers, image)])
     })?;
     Kernel::in_folder(&folder)
 }
@@ -140,10 +141,14 @@ fn download(folder: &Path) -> Result<()> {
     let sources: String = SUITES.iter().map(source).collect();
     fs::write(folder.join("sources.list"), sources)?;
     apt(folder, "apt-get", &["update", "-qq", "--error-on=any"])?;
-    let names = apt(folder, "apt-cache", &["pkgnames", "linux-image-"])?;
+    let names = apt(folder, "apt-cache", &["pkgnames", "linux-"])?;
+    let kernels = |name: &&str| {
+        let is_kernel = name.starts_with("linux-image-") || name.starts_with("linux-binary-");
+        is_kernel && name.ends_with("-amd64")
+    };
     let mut asked = vec!["madison"];
     asked.extend(LIBRARIES);
-    asked.extend(names.lines().filter(|name| name.ends_with("-amd64")));
+    asked.extend(names.lines().filter(kernels));
     fs::write(folder.join("offers"), apt(folder, "apt-cache", &asked)?)?;
     Ok(())
 }
@@ -194,6 +199,13 @@ fn newest_kernel(offers: &[Offer], version: &str) -> Result<Offer> {
     found.with_context(|| lacks("kernels", &of(true)))
 }
 
+/// Returns the package that holds a kernel's file: `linux-image-…`, or since 7.0 `linux-binary-…`.
+fn holder(offers: &[Offer], image: Offer) -> Offer {
+    let name = image.name.replacen("linux-image-", "linux-binary-", 1);
+    let same = |one: &&Offer| one.name == name && one.version == image.version;
+    offers.iter().find(same).cloned().unwrap_or(image)
+}
+
 /// Returns the newest C library that fits, and the other libraries of its suite.
 fn libraries(offers: &[Offer], version: &str) -> Result<Vec<Offer>> {
     let all: Vec<_> = offers.iter().filter(|one| one.name == "libc6").collect();
@@ -207,14 +219,17 @@ fn libraries(offers: &[Offer], version: &str) -> Result<Vec<Offer>> {
     others.collect()
 }
 
+/// Says which versions there are: the newest of each pair of first numbers.
 fn lacks(what: &str, offers: &[&Offer]) -> String {
-    let versions: BTreeSet<_> = offers
-        .iter()
-        .map(|offer| (numbers(&offer.version), &offer.version))
-        .collect();
-    let versions: Vec<_> = versions.into_iter().map(|(_, text)| text.clone()).collect();
-    let versions = versions.join(", ");
-    format!("Debian's lists have these {what}: {versions}")
+    let mut versions = BTreeMap::new();
+    for offer in offers {
+        let numbers = numbers(&offer.version);
+        let pair = numbers.iter().take(2).copied().collect::<Vec<_>>();
+        let newest = versions.entry(pair).or_insert((vec![], ""));
+        *newest = newest.clone().max((numbers, &offer.version));
+    }
+    let versions: Vec<_> = versions.values().map(|newest| newest.1).collect();
+    format!("Debian's lists have these {what}: {}", versions.join(", "))
 }
 
 fn newest(offers: &[&Offer], version: &str) -> Option<Offer> {
@@ -268,9 +283,13 @@ linux-image-7.4.1+deb14-amd64 | 7.4.1-1 | http://d/debian sid/main amd64 Package
         assert_eq!(name("7.0").unwrap(), cloud);
         assert_eq!(name("7.4").unwrap(), "linux-image-7.4.1+deb14-amd64");
         let error = name("7.9").unwrap_err().to_string();
-        let versions = "7.0.9-1~bpo13+1, 7.0.13-1~bpo13+1";
-        assert!(error.ends_with(versions), "{error}");
+        assert!(error.ends_with("kernels: 7.0.13-1~bpo13+1"), "{error}");
         assert!(name("7.0.1").is_err());
+        let image = newest_kernel(&offers(), "7.0").unwrap();
+        assert_eq!(holder(&offers(), image.clone()), image);
+        let mut binary = image.clone();
+        binary.name = cloud.replace("image", "binary");
+        assert_eq!(holder(&[image.clone(), binary.clone()], image), binary);
     }
 
     #[test]
