@@ -202,8 +202,13 @@ impl Instruction {
     }
 }
 
-/// What an instruction reads and writes: bits of registers, with the flags as the bit
-/// [`REGISTERS`].
+/// The bit of the carry in [`Uses`], and the bit of the other flags.
+const CARRY_USE: u64 = 1 << REGISTERS;
+const OTHERS_USE: u64 = 2 << REGISTERS;
+/// The bits of all flags in [`Uses`].
+pub const FLAGS: u64 = CARRY_USE | OTHERS_USE;
+
+/// What an instruction reads and writes: bits of registers and flags.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Uses {
     pub reads: u64,
@@ -226,14 +231,15 @@ impl Uses {
     fn when(&mut self, (cond, _): When) {
         match cond {
             Cond::Null(reg, _) => self.read(Src::Reg(reg)),
-            _ => self.reads |= 1 << REGISTERS & !self.writes,
+            Cond::Carry => self.reads |= CARRY_USE & !self.writes,
+            Cond::Above | Cond::Higher => self.reads |= FLAGS & !self.writes,
+            _ => self.reads |= OTHERS_USE & !self.writes,
         }
     }
 
     /// Returns what `instruction` reads and writes. A read of a register that the instruction has
     /// itself written before does not count.
     pub fn of(instruction: &Instruction) -> Uses {
-        const FLAGS: u64 = 1 << REGISTERS;
         let mut uses = Uses::default();
         for op in &instruction.ops {
             match op {
@@ -250,10 +256,7 @@ impl Uses {
                     match sets {
                         Sets::Nothing => {}
                         Sets::All => uses.writes |= FLAGS,
-                        Sets::NotCarry => {
-                            uses.reads |= FLAGS & !uses.writes;
-                            uses.writes |= FLAGS;
-                        }
+                        Sets::NotCarry => uses.writes |= OTHERS_USE,
                     }
                 }
                 Op::Lea { to, at } => {

@@ -2,8 +2,8 @@
 
 use crate::image::{Arch, Image, Part, Program};
 use crate::ir::{
-    Address, Alu, CARRY, Cond, NEGATIVE, OVERFLOW, Op, Order, REGISTERS, RETURN, Reg, Sets, Src,
-    When, ZERO,
+    Address, Alu, CARRY, Cond, FLAGS, NEGATIVE, OVERFLOW, Op, Order, REGISTERS, RETURN, Reg, Sets,
+    Src, When, ZERO,
 };
 use std::collections::HashMap;
 
@@ -300,7 +300,7 @@ impl World<'_> {
                 *register = 0;
             }
         }
-        if live >> REGISTERS & 1 == 0 {
+        if live & FLAGS == 0 {
             frame.flags = 0;
         }
     }

@@ -107,7 +107,10 @@ fn one(subject: &Subject, name: &str, arguments: &Arguments) -> (Vec<String>, us
             continue;
         }
         let at = Instant::now();
-        let Verdict { states, found } = check(subject, rules, &all, None);
+        // The bug needs no more than one disturbance.
+        let few = scenarios(name, 1, false);
+        let scenarios = if rules == Rules::Arm619 { &few } else { &all };
+        let Verdict { states, found } = check(subject, rules, scenarios, None);
         let seconds = at.elapsed().as_secs_f64();
         let line = format!("{title}, {rules:?}: {states} states in {seconds:.1} s");
         let is_expected = found.is_some() == (rules == Rules::Arm619);

@@ -1,7 +1,7 @@
 //! Makes faulty sections, and says which changes are no fault.
 
 use crate::image::{Arch, Part, Program};
-use crate::ir::{Alu, Instruction, Op, Order, Src, Uses};
+use crate::ir::{Alu, FLAGS, Instruction, Op, Order, Src, Uses};
 
 /// A changed section.
 pub struct Mutant {
@@ -158,11 +158,10 @@ fn swap_is_equivalent(program: &Program, first: usize, second: usize) -> Option<
     }
     let (a, b) = (&program.slots[first], &program.slots[second]);
     let (mut one, mut two) = (Uses::of(a), Uses::of(b));
-    let flags = 1 << crate::ir::REGISTERS;
-    if may_ignore_flags(a, b) && is_dead(program, program.next[second], flags) {
+    if may_ignore_flags(a, b) && is_dead(program, program.next[second], FLAGS) {
         for uses in [&mut one, &mut two] {
-            uses.reads &= !flags;
-            uses.writes &= !flags;
+            uses.reads &= !FLAGS;
+            uses.writes &= !FLAGS;
         }
     }
     let apart = one.writes & (two.reads | two.writes) == 0 && two.writes & one.reads == 0;
@@ -192,7 +191,7 @@ fn swap_is_equivalent(program: &Program, first: usize, second: usize) -> Option<
             )
         }) && program.arch == Arch::Arm
     };
-    if is_sum(a) && is_sum(b) && one.writes == two.writes && one.writes & flags == 0 {
+    if is_sum(a) && is_sum(b) && one.writes == two.writes && one.writes & FLAGS == 0 {
         return Some("two sums, which are the same in either order");
     }
     let accesses = [a, b].iter().filter(|slot| slot.accesses_memory()).count();

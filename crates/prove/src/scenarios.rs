@@ -32,8 +32,8 @@ const WORD: u64 = 64;
 
 /// A section's operation, one that runs beside it, and the states in which it is run.
 struct Case {
-    /// What the units of index 0 and index 1 hold. The operation succeeds on both, so that a failure
-    /// needs a reason.
+    /// What the units of index 0 and index 1 hold. The operation succeeds on both, so that no
+    /// failure passes for one on the other unit.
     units: [Unit; 2],
     operation: Op,
     /// An operation whose result shows whether `operation` has taken effect before it.
@@ -341,7 +341,7 @@ pub fn scenarios(name: &str, budget: u8, thorough: bool) -> Vec<Scenario> {
     all.push(Scenario {
         name: "stop, fence, take, resume",
         takes: true,
-        budget: budget - 1,
+        budget: budget.saturating_sub(1).max(1),
         ..plain.clone()
     });
     if thorough {
