@@ -7,6 +7,7 @@
 //! - `explore` visits all states that a scene can reach.
 //! - `spec` says what an operation does when it runs alone.
 //! - `scenarios` has the situations in which each section is checked. `scene` sets them up.
+//! - `library` compares the copies in a library with the sections that are checked.
 //! - `probe` builds the library, and `report` checks it.
 //! - `mutants` makes faulty sections, each of which a scenario must find.
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@ pub mod explore;
 pub mod image;
 pub mod ir;
 pub mod kernel;
+pub mod library;
 pub mod machine;
 pub mod mutants;
 pub mod probe;

@@ -1,15 +1,16 @@
 //! Checks every critical section of `pinfold-rseq`, and that every mutant is found.
 #![forbid(unsafe_code)]
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::Parser;
-use pinfold_prove::image::Arch;
+use pinfold_prove::image::{Arch, Image};
+use pinfold_prove::library::copies;
 use pinfold_prove::machine::Rules;
 use pinfold_prove::probe::{Built, build};
 use pinfold_prove::report::{Verdict, check, count_mutants, subject};
 use pinfold_prove::scenarios::{NAMES, scenarios};
 use pinfold_prove::scene::Subject;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
@@ -33,7 +34,8 @@ struct Arguments {
     /// Prints the mutants that are no fault, and why.
     #[arg(long)]
     equivalent: bool,
-    /// Checks this library instead of building one. May be repeated.
+    /// Only compares the sections that are inlined in this library with those that are checked.
+    /// May be repeated.
     #[arg(long, value_name = "FILE")]
     library: Vec<PathBuf>,
 }
@@ -42,8 +44,14 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let begin = Instant::now();
     let mut subjects = Vec::new();
-    for library in libraries(&arguments)? {
+    for library in libraries()? {
         subjects.push(subject(&library)?);
+    }
+    for library in &arguments.library {
+        compare(library, &subjects)?;
+    }
+    if !arguments.library.is_empty() {
+        return Ok(());
     }
     let named = |name: &&&str| {
         arguments.section.is_empty() || arguments.section.iter().any(|section| section == **name)
@@ -80,10 +88,7 @@ fn main() -> Result<()> {
 }
 
 /// Returns the libraries to check.
-fn libraries(arguments: &Arguments) -> Result<Vec<PathBuf>> {
-    if !arguments.library.is_empty() {
-        return Ok(arguments.library.clone());
-    }
+fn libraries() -> Result<Vec<PathBuf>> {
     let mut libraries = Vec::new();
     for arch in [Arch::X86, Arch::Arm] {
         match build(arch)? {
@@ -94,6 +99,31 @@ fn libraries(arguments: &Arguments) -> Result<Vec<PathBuf>> {
         }
     }
     Ok(libraries)
+}
+
+/// Prints how often each section is in a library.
+fn compare(library: &Path, subjects: &[Subject]) -> Result<()> {
+    let name = library.display();
+    let bytes = std::fs::read(library).with_context(|| name.to_string())?;
+    let image = Image::parse(&bytes)?;
+    let same = |subject: &&Subject| subject.image.arch == image.arch;
+    let Some(subject) = subjects.iter().find(same) else {
+        bail!(
+            "the sections of {} are left out, so {name} cannot be compared",
+            image.arch.name()
+        );
+    };
+    let known: Vec<_> = NAMES.iter().map(|name| subject.program(name)).collect();
+    let counts = copies(&image, &known)?;
+    let all: usize = counts.values().sum();
+    let each = counts
+        .iter()
+        .map(|(name, count)| format!("{} {count}", name.trim_start_matches("probe_")));
+    println!(
+        "{name}: {all} sections, all checked: {}",
+        each.collect::<Vec<_>>().join(", ")
+    );
+    Ok(())
 }
 
 /// Checks a section under all rules. Returns lines to print, and the number of faults.
