@@ -189,20 +189,28 @@ fn a_unit_is_installed_once() {
 #[test]
 fn a_storm_neither_loses_nor_doubles_a_token() {
     const TOKENS: usize = 48;
+    const WORKERS: usize = 8;
     let units = table(64);
     HANDLER_UNITS.store(std::ptr::from_ref(units) as u64, Ordering::SeqCst);
-    for token in 1..=TOKENS {
-        pin(token % cpus());
-        // SAFETY: every index has a unit with a stack at WORD.
-        assert!((0..1000).any(|_| unsafe { units.push(WORD, (token * 8) as *mut u8) }));
-    }
+    // Each worker places its own tokens. A thread may keep its concurrency id on all CPUs, so one
+    // thread would place all tokens in one unit.
+    let place = |seed: usize| {
+        for token in (1..=TOKENS).filter(|token| token % WORKERS == seed) {
+            pin(token % cpus());
+            // SAFETY: every index has a unit with a stack at WORD.
+            assert!((0..1000).any(|_| unsafe { units.push(WORD, (token * 8) as *mut u8) }));
+        }
+    };
     let stop = AtomicBool::new(false);
     let [counted, bounded, popped] = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..8u64)
+        let workers: Vec<_> = (0..WORKERS)
             .map(|seed| {
                 scope.spawn({
                     let stop = &stop;
-                    move || shuffle(units, seed, stop)
+                    move || {
+                        place(seed);
+                        shuffle(units, seed as u64, stop)
+                    }
                 })
             })
             .collect();
