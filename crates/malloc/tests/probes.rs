@@ -7,8 +7,10 @@ use std::io::Read;
 use std::os::fd::FromRawFd;
 use std::time::{Duration, Instant};
 
-/// A probe in this program's file: the places of its `nop` and of its semaphore.
+/// A probe in this program's file: the address of its `nop` before the file is loaded, the place of
+/// that, and the place of its semaphore.
 struct Probe {
+    address: u64,
     at: u64,
     semaphore: u64,
 }
@@ -44,8 +46,10 @@ fn find(file: &[u8], name: &str) -> Probe {
     let mut windows = file.windows(text.len());
     let strings = windows.position(|bytes| bytes == text.as_bytes());
     let strings = strings.expect("a note for the probe") as u64;
+    let address = number(file, strings - 24, 8);
     Probe {
-        at: place(file, number(file, strings - 24, 8)),
+        address,
+        at: place(file, address),
         semaphore: place(file, number(file, strings - 8, 8)),
     }
 }
@@ -136,4 +140,24 @@ fn a_tracer_sees_samples_while_it_is_attached() {
     allocate();
     let samples = count(&mut allocs) - before;
     assert!(samples < 1000, "{samples} of 3044 allocations");
+}
+
+// A tracer unwinds the stack from the probe.
+#[test]
+fn the_probes_have_unwind_information() {
+    unsafe extern "C-unwind" {
+        /// Returns the beginning of the function that the unwind information has for the
+        /// instruction before `behind`, or null.
+        fn _Unwind_FindEnclosingFunction(behind: *const u8) -> *const u8;
+    }
+    let file = std::fs::read("/proc/self/exe").unwrap();
+    // SAFETY: the call only reads the auxiliary vector.
+    let headers = unsafe { libc::getauxval(libc::AT_PHDR) };
+    let loaded = headers - number(&file, 32, 8);
+    for name in ["alloc", "free"] {
+        let probe = (loaded + find(&file, name).address) as *const u8;
+        // SAFETY: the function only looks the address up.
+        let found = unsafe { _Unwind_FindEnclosingFunction(probe.wrapping_add(1)) };
+        assert_eq!(found, probe, "{name}");
+    }
 }

@@ -20,13 +20,14 @@ pub struct Rseq {
     pub cpu_id: u32,
     /// The address of the [`Descriptor`] of the section that the thread is in, or null.
     pub rseq_cs: u64,
-    /// Always 0.
+    /// Bits by which Linux 7.0 and newer announce extensions. 0 before.
     pub flags: u32,
     /// The number of the CPU's node (Linux 6.3).
     pub node_id: u32,
     /// The concurrency id (Linux 6.3).
     pub mm_cid: u32,
-    /// Padding up to 32 bytes, the size of the area in the first kernels with rseq.
+    /// Padding up to 32 bytes, the size of the area in the first kernels with rseq. Linux 7.0 and
+    /// newer use these bytes if the thread asks for longer time slices.
     pub reserved: u32,
 }
 

@@ -63,8 +63,11 @@ macro_rules! probe {
             concat!(".globl ", $function),
             concat!(".type ", $function, ", @function"),
             concat!($function, ":"),
+            // Unwinders skip a function without this information, or end the stack there.
+            ".cfi_startproc",
             "nop",
             $return,
+            ".cfi_endproc",
             concat!(".size ", $function, ", . - ", $function),
             ".popsection",
             ".ifndef _.stapsdt.base",

@@ -251,9 +251,7 @@ macro_rules! body {
     (store $operands:tt) => {
         template!($operands [
             "add x9, x9, {offset}",
-            "ldr x11, [x9]",
-            "mov x11, {operand}",
-            "stlr x11, [x9]", // commit
+            "stlr {operand}, [x9]", // commit
         ])
     };
     (and $operands:tt) => {
