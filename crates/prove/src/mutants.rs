@@ -125,18 +125,11 @@ fn moved_ends(program: &Program) -> Vec<Mutant> {
     moved.collect()
 }
 
-/// A jump that goes where execution goes anyway, and a load or computation whose result nothing
-/// reads.
+/// A jump that goes where execution goes anyway.
 fn deletion_is_equivalent(program: &Program, slot: usize) -> Option<&'static str> {
     let instruction = &program.slots[slot];
-    let end = instruction.end();
-    if instruction.jump().is_some_and(|(to, _)| to == end) {
-        return Some("a jump to the next instruction");
-    }
-    let uses = Uses::of(instruction);
-    let is_plain = instruction.jump().is_none() && !instruction.is_end() && !instruction.stores();
-    let dead = is_plain && is_dead(program, program.next[slot], uses.writes);
-    dead.then_some("nothing reads its result")
+    let goes_on = instruction.jump().is_some_and(|(to, _)| to == instruction.end());
+    goes_on.then_some("a jump to the next instruction")
 }
 
 /// Returns whether nothing reads what two neighbours would exchange.
