@@ -128,7 +128,9 @@ fn moved_ends(program: &Program) -> Vec<Mutant> {
 /// A jump that goes where execution goes anyway.
 fn deletion_is_equivalent(program: &Program, slot: usize) -> Option<&'static str> {
     let instruction = &program.slots[slot];
-    let goes_on = instruction.jump().is_some_and(|(to, _)| to == instruction.end());
+    let goes_on = instruction
+        .jump()
+        .is_some_and(|(to, _)| to == instruction.end());
     goes_on.then_some("a jump to the next instruction")
 }
 
