@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 ///
 /// # Errors
 ///
-/// If a section of the library is none of `known`, up to the names of registers.
+/// If the library has a section that differs from each of `known` in more than register names.
 pub fn copies(image: &Image, known: &[&Program]) -> Result<BTreeMap<String, usize>> {
     let mut shapes = Vec::new();
     for program in known {

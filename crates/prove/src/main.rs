@@ -36,8 +36,8 @@ struct Arguments {
     equivalent: bool,
     /// Only compares the sections that are inlined in this library with those that are checked.
     /// May be repeated.
-    #[arg(long, value_name = "FILE")]
-    library: Vec<PathBuf>,
+    #[arg(long = "library", value_name = "FILE")]
+    libraries: Vec<PathBuf>,
 }
 
 fn main() -> Result<()> {
@@ -47,10 +47,10 @@ fn main() -> Result<()> {
     for library in libraries()? {
         subjects.push(subject(&library)?);
     }
-    for library in &arguments.library {
+    for library in &arguments.libraries {
         compare(library, &subjects)?;
     }
-    if !arguments.library.is_empty() {
+    if !arguments.libraries.is_empty() {
         return Ok(());
     }
     let named = |name: &&&str| {

@@ -7,7 +7,7 @@ use crate::ir::{Alu, FLAGS, Instruction, Op, Order, Src, Uses};
 pub struct Mutant {
     pub what: String,
     pub program: Program,
-    /// Why the change is no fault, if it is none.
+    /// Why the mutant behaves like the section. `None` for a mutant that must be found.
     pub equivalent: Option<&'static str>,
     /// Why the change is no fault if no scenario finds it: the rest of the argument is that the
     /// scenarios show no access to a place where nothing is.
