@@ -199,7 +199,7 @@ fn newest_kernel(offers: &[Offer], version: &str) -> Result<Offer> {
     found.with_context(|| lacks("kernels", &of(true)))
 }
 
-/// Returns the package that holds a kernel's file: `linux-image-…`, or since 7.0 `linux-binary-…`.
+/// Returns the package that holds a kernel: `linux-image-*`, or for newer ones `linux-binary-*`.
 fn holder(offers: &[Offer], image: Offer) -> Offer {
     let name = image.name.replacen("linux-image-", "linux-binary-", 1);
     let same = |one: &&Offer| one.name == name && one.version == image.version;
