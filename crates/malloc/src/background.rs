@@ -190,6 +190,12 @@ pub fn note_policy(policy: libc::c_int) {
     }
 }
 
+/// Notes that the program is about to enter a sandbox. To be called before each call that may do so.
+/// May wait some microseconds.
+pub fn enters_sandbox() {
+    shepherd::forbid_fences();
+}
+
 /// Counts a thread of the program, which exists or is about to be made.
 pub fn thread_begins() {
     THREADS.fetch_add(1, SeqCst);

@@ -7,6 +7,7 @@
 //! * `deepbind` replaces `dlopen`, to leave out `RTLD_DEEPBIND`.
 //! * `copies` keeps this library idle in a program that contains another copy of Pinfold's malloc.
 //! * `policies` replaces the functions that give a thread a real-time policy or a memory policy.
+//! * `sandbox` replaces `prctl`, to notice that the program enters a sandbox.
 //! * `unwind` loads the unwinder's library only when a function of it is called.
 //! * `frames` ends walks of the stack once the program registers unwinding tables.
 //! * `next` finds the C library's functions that the functions here replace.
@@ -21,6 +22,7 @@ mod frames;
 mod next;
 mod operators;
 mod policies;
+mod sandbox;
 mod threads;
 mod unwind;
 

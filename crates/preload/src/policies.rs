@@ -85,7 +85,7 @@ pub unsafe extern "C" fn set_mempolicy(
 }
 
 /// Returns the kernel's answer as the C library does: −1 with errno after an error.
-fn answer(answer: Result<usize, c_int>) -> c_long {
+pub(crate) fn answer(answer: Result<usize, c_int>) -> c_long {
     match answer {
         Ok(answer) => answer as c_long,
         Err(error) => {

@@ -32,6 +32,24 @@ static void *work_across(void *seed)
 	return NULL;
 }
 
+/* Frees blocks of many sizes, and sleeps until the end. */
+static void *work_and_sleep(void *seed)
+{
+	static char *blocks[4][4000];
+	size_t thread = (size_t)seed;
+	for (size_t i = 0; i < 4000; i++) {
+		size_t size = (size_t)16 << (i % 9);
+		CHECK((blocks[thread][i] = malloc(size)));
+		memset(blocks[thread][i], 1, size);
+	}
+	for (size_t i = 0; i < 4000; i++)
+		free(blocks[thread][i]);
+	while (!inside)
+		sleep_for(0.01);
+	sleep_for(3.5);
+	return NULL;
+}
+
 static void with_threads(void)
 {
 	pthread_t threads[3];
@@ -115,6 +133,16 @@ int main(int count, char **words)
 		with_threads();
 		forbid(calls, LENGTH(calls), SECCOMP_RET_TRAP);
 		work_on(1);
+	} else if (!strcmp(name, "idle")) {
+		/* The threads leave free blocks, which may go back while they sleep. */
+		static const int calls[] = { SYS_membarrier };
+		pthread_t threads[4];
+		for (size_t i = 0; i < 4; i++)
+			threads[i] = start(work_and_sleep, (void *)i);
+		sleep_for(1);
+		forbid(calls, LENGTH(calls), SECCOMP_RET_TRAP);
+		for (int i = 0; i < 4; i++)
+			pthread_join(threads[i], NULL);
 	} else if (!strcmp(name, "scheduling")) {
 		static const int calls[] = { SYS_sched_setaffinity, SYS_sched_getaffinity,
 					     SYS_prctl };

@@ -3,7 +3,8 @@
 //! The program did not ask for this thread, and must not notice it:
 //!
 //! * The thread makes only the system calls that malloc makes: `futex`, `madvise`, and the clock.
-//!   The program may have entered a sandbox that ends the process at any other system call.
+//!   The program may have entered a sandbox that ends the process at any other system call. Until
+//!   the program does, the thread also calls `membarrier` ([`fence_by_itself`]).
 //! * Its start makes only the system calls of `pthread_create`.
 //! * It blocks all signals that other threads and processes send, and has no name of its own.
 //! * The allocator stops the thread as soon as the program has only one thread, and waits until the
@@ -51,6 +52,47 @@ pub fn is_automatic() -> bool {
 /// get the same thread pointer.
 pub(super) fn forget() {
     THREAD.store(0, Relaxed);
+    let _ = FENCES.compare_exchange(FENCING, ALLOWED, Relaxed, Relaxed);
+}
+
+/// Whether the automatic thread may fence. It may until the program enters a sandbox, whose filter
+/// may end the process at a call of `membarrier`.
+///
+/// | state | changed by | to |
+/// |---|---|---|
+/// | [`ALLOWED`] | the automatic thread, before it fences | [`FENCING`] |
+/// | `FENCING` | the automatic thread, after it has fenced | `ALLOWED` |
+/// | `ALLOWED` | a thread that is about to enter a sandbox | [`FORBIDDEN`] |
+///
+/// The entering thread waits while the state is `FENCING`. So no call of `membarrier` begins or is
+/// under way once the sandbox is there.
+static FENCES: AtomicU32 = AtomicU32::new(ALLOWED);
+const ALLOWED: u32 = 0;
+const FENCING: u32 = 1;
+const FORBIDDEN: u32 = 2;
+
+/// Calls `fence`, which makes no system call but `membarrier` and takes no lock, unless the program
+/// has entered a sandbox. Returns what `fence` returns, or false. The caller is the automatic
+/// thread.
+pub(crate) fn fence_by_itself(fence: impl FnOnce() -> bool) -> bool {
+    // Relaxed, because the state guards no memory. This thread and an entering thread agree on the
+    // order of their changes, because both exchange the same word.
+    let allowed = FENCES.compare_exchange(ALLOWED, FENCING, Relaxed, Relaxed);
+    allowed.is_ok() && {
+        let fenced = fence();
+        // Release pairs with the acquire in `forbid_fences`: the system call is over.
+        FENCES.store(ALLOWED, Release);
+        fenced
+    }
+}
+
+/// Has the automatic thread never fence again. Waits until a fence that is under way is over: some
+/// microseconds. To be called before the program enters a sandbox.
+pub fn forbid_fences() {
+    // Acquire pairs with the release in `fence_by_itself`.
+    while FENCES.compare_exchange(ALLOWED, FORBIDDEN, Acquire, Relaxed) == Err(FENCING) {
+        sys::sleep_microseconds(50);
+    }
 }
 
 struct Shared(UnsafeCell<Body>);

@@ -46,7 +46,8 @@ mod thread;
 
 #[doc(hidden)]
 pub use apart::run_apart;
-pub use automatic::{Automatic, is_automatic, nap};
+pub(crate) use automatic::fence_by_itself;
+pub use automatic::{Automatic, forbid_fences, is_automatic, nap};
 #[doc(hidden)]
 pub use bell::sleep_on;
 #[doc(hidden)]

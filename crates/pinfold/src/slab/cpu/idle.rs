@@ -13,7 +13,13 @@
 //! | takes from | the CPU on which the thread runs | all CPUs |
 //! | how | critical sections | stops the units, and fences |
 //! | disturbs | no other CPU | CPUs that run a thread of this process, but no isolated CPU |
-//! | used by | slow paths, the automatic shepherd | a shepherd that the program asked for |
+//! | used by | slow paths, the automatic thread | shepherds, the automatic thread |
+//!
+//! The second way is needed for CPUs on which no thread of the program runs any more. A concurrency
+//! id may also belong to a thread that sleeps. The kernel interrupts neither such a CPU nor a
+//! sleeping thread for a fence. It does interrupt threads that run meanwhile. So the automatic
+//! thread, which nobody asked for, fences less often than a shepherd, and only for more memory
+//! ([`Taker`]).
 //!
 //! A tick of the shepherd also lets barns and arenas give back what they did not need for a while.
 //! So a program that no longer allocates shrinks too.
@@ -28,7 +34,7 @@ use crate::slab::cache::reclaim::{reclaim, shrink_all};
 use crate::slab::cache::registry;
 use crate::slab::node::purge::PERIODS;
 use crate::topology::facts;
-use crate::{arena, sys};
+use crate::{arena, shepherd, sys};
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -44,8 +50,8 @@ const MORE: usize = 64;
 const BETWEEN_READS: u32 = 10_000;
 /// The fewest milliseconds between two looks at a unit by threads that run on its CPU.
 const BETWEEN_LOOKS: u32 = 450;
-/// The fewest bytes in idle sheaves that are worth an interrupt of their CPUs.
-const WORTH: usize = 64 << 10;
+/// The fewest milliseconds between two fences of the automatic thread.
+const BETWEEN_FENCES: u32 = 950;
 
 /// For each unit, a block of the unit's size that records what the looks saw. The records are
 /// hints: if two threads look at once, a count may be lost. A sheaf's record has the same offset as
@@ -62,13 +68,63 @@ static SEEN: [AtomicPtr<u8>; MAX_INDEX] = [const { AtomicPtr::new(null_mut()) };
 /// set. It is not on the stack, because it would take 8 KiB there.
 static CHOSEN: [AtomicBool; MAX_INDEX] = [const { AtomicBool::new(false) }; MAX_INDEX];
 
+/// A thread that takes idle sheaves of other CPUs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Taker {
+    Automatic,
+    /// A shepherd that the program or its user asked for.
+    Shepherd,
+}
+
+impl Taker {
+    /// Returns the fewest bytes in idle sheaves that are worth an interrupt of their CPUs.
+    fn least(self) -> usize {
+        match self {
+            Taker::Automatic => 256 << 10,
+            Taker::Shepherd => 64 << 10,
+        }
+    }
+
+    /// Returns whether this thread fenced too short a time ago to fence again.
+    fn pauses(self) -> bool {
+        /// When the automatic thread last fenced, in milliseconds, wrapping.
+        static FENCED: AtomicU32 = AtomicU32::new(0);
+        if self == Taker::Shepherd {
+            return false;
+        }
+        let now = sys::coarse_milliseconds() as u32;
+        let pauses = now.wrapping_sub(FENCED.load(Relaxed)) < BETWEEN_FENCES;
+        if !pauses {
+            FENCED.store(now, Relaxed);
+        }
+        pauses
+    }
+
+    /// Ends the operations under way on the chosen units. Returns false if it could not.
+    fn fence(self) -> bool {
+        let all = || match backend() {
+            Backend::Rseq(Index::Cpu) => chosen().all(|index| fence_index(index).is_ok()),
+            _ => fence().is_ok(),
+        };
+        match self {
+            Taker::Automatic => shepherd::fence_by_itself(all),
+            Taker::Shepherd => all(),
+        }
+    }
+}
+
 /// Does the slab layer's part of a shepherd's tick.
 pub(crate) fn drain(reach: Reach) {
     match reach {
-        Reach::ThisCpu => take_idle_here(),
+        Reach::ThisCpu => {
+            take_idle_here();
+            if shepherd::is_automatic() {
+                take_idle_everywhere(Taker::Automatic);
+            }
+        }
         Reach::AllCpus => {
             refresh_limits();
-            take_idle_everywhere();
+            take_idle_everywhere(Taker::Shepherd);
         }
         Reach::Everything => return give_everything(),
     }
@@ -196,20 +252,22 @@ fn take_here(cache: &Descriptor, unit: *mut u8, kind: usize) {
 
 /// Takes the idle sheaves of all CPUs that may be interrupted.
 ///
-/// 1. Looks at each unit. Goes on only if there may be [`WORTH`] bytes in idle sheaves.
+/// 1. Looks at each unit. Goes on only if there may be enough bytes in idle sheaves.
 /// 2. Stops the units with idle sheaves.
 /// 3. Fences, which ends the operations under way.
 /// 4. Takes the idle sheaves out of each unit, and resumes it.
-fn take_idle_everywhere() {
+fn take_idle_everywhere(taker: Taker) {
     let Some(allowed) = Allowed::now() else {
         return;
     };
+    // The automatic thread has looked at its own unit already.
+    let own = (taker == Taker::Automatic).then(pinfold_rseq::current);
     let units = || {
-        (0..possible())
-            .filter(|&index| !SHEAF_UNITS.unit(index).is_null() && allowed.contains(index))
+        let others = (0..possible()).filter(|&index| Some(index) != own);
+        others.filter(|&index| !SHEAF_UNITS.unit(index).is_null() && allowed.contains(index))
     };
     let idle: usize = units().map(look).sum();
-    if idle < WORTH {
+    if idle < taker.least() || taker.pauses() {
         return;
     }
     // Only tries the lock. Another thread may hold it, or a frame that this signal handler
@@ -221,12 +279,8 @@ fn take_idle_everywhere() {
     // units that this function stops must be resumed.
     (0..possible()).for_each(|index| CHOSEN[index].store(false, Relaxed));
     units().for_each(|index| CHOSEN[index].store(any_idle(index), Relaxed));
-    let chosen = || (0..possible()).filter(|&index| CHOSEN[index].load(Relaxed));
     chosen().for_each(|index| SHEAF_UNITS.stop(index));
-    let fenced = match backend() {
-        Backend::Rseq(Index::Cpu) => chosen().all(|index| fence_index(index).is_ok()),
-        _ => fence().is_ok(),
-    };
+    let fenced = taker.fence();
     for index in chosen() {
         // On the atomic backend, this may be a signal handler that interrupted an operation on the
         // unit. The wait then fails, and this function takes nothing from the unit.
@@ -238,6 +292,11 @@ fn take_idle_everywhere() {
             false => SHEAF_UNITS.resume_untouched(index),
         }
     }
+}
+
+/// Returns the indexes in [`CHOSEN`].
+fn chosen() -> impl Iterator<Item = usize> {
+    (0..possible()).filter(|&index| CHOSEN[index].load(Relaxed))
 }
 
 /// The set of CPUs that may be interrupted: those that are not isolated.
