@@ -4,11 +4,13 @@ mod common;
 
 use common::again::alone;
 use common::{give, take};
+use pinfold::shepherd::{self, Automatic, Shepherd};
 use pinfold::slab::{Cache, CacheError, Handle, KmemCache, MAX_OBJECT_SIZE, shrink_all};
 use std::alloc::Layout;
 use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 fn layout(size: usize, align: usize) -> Layout {
     Layout::from_size_align(size, align).unwrap()
@@ -272,38 +274,83 @@ fn sheaves_are_as_large_as_asked_for() {
     }
 }
 
+/// Returns whether idle sheaves can be taken from other CPUs: a fence works, and no CPU is isolated.
+fn reaches_other_cpus() -> bool {
+    let fences = pinfold_rseq::init(pinfold_rseq::Index::Cid) == pinfold_rseq::Backend::Atomic
+        || pinfold_rseq::fence().is_ok();
+    let isolated = std::fs::read_to_string("/sys/devices/system/cpu/isolated");
+    fences && isolated.map_or(true, |list| list.trim().is_empty())
+}
+
 /// A CPU's sheaves go back to the node when they were idle for some ticks, and their objects from
 /// there to the system.
 #[test]
 fn idle_sheaves_are_drained_by_the_shepherd() {
-    if pinfold_rseq::init(pinfold_rseq::Index::Cid) != pinfold_rseq::Backend::Atomic
-        && pinfold_rseq::fence().is_err()
-    {
-        return;
-    }
-    let isolated = std::fs::read_to_string("/sys/devices/system/cpu/isolated");
-    if isolated.is_ok_and(|list| !list.trim().is_empty()) {
+    if !reaches_other_cpus() {
         return;
     }
     let cache = KmemCache::new("idle", layout(4096, 8)).unwrap();
     let objects = take(&cache, 64);
     give(&cache, objects);
     let before = cache.statistics();
-    let shepherd = pinfold::shepherd::Shepherd::new();
-    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+    let shepherd = Shepherd::new();
+    let deadline = Instant::now() + Duration::from_secs(20);
     while cache.statistics().barn_put == before.barn_put || cache.statistics().slab_free == 0 {
-        assert!(
-            std::time::Instant::now() < deadline,
-            "{:?}",
-            cache.statistics()
-        );
+        assert!(Instant::now() < deadline, "{:?}", cache.statistics());
         shepherd.tick();
-        std::thread::sleep(std::time::Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(cache.statistics().slabs, 0);
     let again = take(&cache, 64);
     give(&cache, again);
     cache.destroy().unwrap();
+}
+
+/// The thread that a preloaded library starts also takes idle sheaves of a CPU on which it never
+/// runs, until the program enters a sandbox.
+#[test]
+fn the_automatic_thread_drains_sheaves_of_other_cpus() {
+    if !alone("the_automatic_thread_drains_sheaves_of_other_cpus", |_| ())
+        || !reaches_other_cpus()
+        || common::cpus() < 2
+    {
+        return;
+    }
+    let caches: [_; 6] = core::array::from_fn(|_| {
+        let builder = KmemCache::builder("idle", layout(4096, 8));
+        builder.sheaf_capacity(32).build().unwrap()
+    });
+    let use_elsewhere = || {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                common::pin(1);
+                caches.iter().for_each(|cache| give(cache, take(cache, 64)));
+            });
+        });
+    };
+    let slabs = || -> usize { caches.iter().map(|cache| cache.statistics().slabs).sum() };
+    use_elsewhere();
+    // The thread takes nothing while less than 256 KiB lie idle.
+    let used = slabs();
+    assert_ne!(used, 0);
+    common::pin(0);
+    let first: &pinfold::topology::CpuSet = Box::leak(Box::new([0].into_iter().collect()));
+    // SAFETY: this process has no other automatic thread.
+    let automatic = unsafe { Automatic::start(Some(first)) }.unwrap();
+    let wait = |long: u64| {
+        let deadline = Instant::now() + Duration::from_secs(long);
+        while slabs() > used / 2 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        slabs()
+    };
+    assert!(wait(30) <= used / 2);
+    shepherd::forbid_fences();
+    use_elsewhere();
+    if pinfold_rseq::backend() == pinfold_rseq::Backend::Rseq(pinfold_rseq::Index::Cpu) {
+        assert!(wait(4) > used / 2);
+    }
+    automatic.stop();
 }
 
 /// Returns the memory of this process that belongs to no file, in bytes.
