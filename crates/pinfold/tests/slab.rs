@@ -274,7 +274,7 @@ fn sheaves_are_as_large_as_asked_for() {
     }
 }
 
-/// Returns whether idle sheaves can be taken from other CPUs: a fence works, and no CPU is isolated.
+/// Returns whether idle sheaves can be taken from other CPUs: fences work, and no CPU is isolated.
 fn reaches_other_cpus() -> bool {
     let fences = pinfold_rseq::init(pinfold_rseq::Index::Cid) == pinfold_rseq::Backend::Atomic
         || pinfold_rseq::fence().is_ok();
@@ -401,11 +401,11 @@ fn pages_of_free_objects_go_back() {
         .partition(|(nth, _)| nth % 50 == 0);
     give(&cache, freed.into_iter().map(|(_, object)| object));
     cache.shrink().unwrap();
-    let shepherd = pinfold::shepherd::Shepherd::new();
-    let begin = std::time::Instant::now();
+    let shepherd = Shepherd::new();
+    let begin = Instant::now();
     while resident() > full / 3 && begin.elapsed().as_secs() < 20 {
         shepherd.tick();
-        std::thread::sleep(std::time::Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(100));
     }
     let left = resident();
     assert!(left <= full / 3, "{} KiB of {} KiB", left >> 10, full >> 10);

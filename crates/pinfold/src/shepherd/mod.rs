@@ -323,9 +323,10 @@ static THREADS: AtomicU32 = AtomicU32::new(0);
 pub enum Reach {
     /// The drain may take back memory that the CPU on which it runs holds. It must disturb no other
     /// CPU, and make only the system calls that malloc makes. Such a tick comes from a thread that
-    /// allocates, or from the thread that a preloaded Pinfold starts by itself. (Pinfold's own drain
-    /// fences at some ticks of that thread, because it can tell whether the program is in a
-    /// sandbox.)
+    /// allocates, or from the thread that a preloaded Pinfold starts by itself.
+    ///
+    /// Pinfold's own drain fences at some ticks of that thread. It can tell whether the program is
+    /// in a sandbox.
     ThisCpu,
     /// The drain may also stop and fence the other CPUs, and read files. Such a tick comes from a
     /// shepherd that the program or its user asked for.
