@@ -83,6 +83,7 @@ const SPECIAL: &[(&str, &[&str], Backends)] = &[
         &["PINFOLD_STRESS_SECONDS=3", "PINFOLD_STRESS_TIMER_US=5000"],
         All,
     ),
+    ("slab_storm", &["PINFOLD_STORM_SECONDS=20"], All),
     (
         "stress",
         &["PINFOLD_STRESS_SECONDS=3", "PINFOLD_STRESS_TIMER_US=2000"],

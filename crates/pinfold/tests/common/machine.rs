@@ -66,7 +66,9 @@ pub fn where_lie(addresses: &[usize]) -> Vec<i32> {
     found
 }
 
-fn set_affinity(thread: i32, cpus: &[usize]) -> bool {
+/// Makes a thread run on these CPUs only. Returns false if the thread has ended, or none of the CPUs
+/// is online.
+pub fn try_move(thread: i32, cpus: &[usize]) -> bool {
     // SAFETY: `cpu_set_t` is plain integers, for which zeroes are valid. The kernel reads
     // `size_of::<cpu_set_t>()` bytes of the set.
     unsafe {
@@ -78,12 +80,12 @@ fn set_affinity(thread: i32, cpus: &[usize]) -> bool {
 
 /// Makes a thread run on these CPUs only. Thread 0 is the calling thread.
 pub fn move_to(thread: i32, cpus: &[usize]) {
-    assert!(set_affinity(thread, cpus), "CPUs {cpus:?}");
+    assert!(try_move(thread, cpus), "CPUs {cpus:?}");
 }
 
 /// Makes the calling thread run on these CPUs only. Returns false if none of them is online.
 pub fn try_move_to(cpus: &[usize]) -> bool {
-    set_affinity(0, cpus)
+    try_move(0, cpus)
 }
 
 /// Returns the CPUs that a thread may run on.
