@@ -6,6 +6,14 @@ fn main() {
     // The kernel keeps the address of a thread's last critical section until the thread's next
     // preemption, so the library must stay mapped after `dlclose`.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    // Code has the same distance from the file's beginning as in memory: perf looks for a probe at
+    // the place in the file that is the probe's address.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,separate-code");
+    if std::env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64") {
+        // All returns go back to their calls, so a program with a shadow stack may keep it. Rust's
+        // standard library does not say this of itself, so the linker has to.
+        println!("cargo::rustc-cdylib-link-arg=-Wl,-z,shstk");
+    }
     // Places the code that every process runs side by side.
     let folder = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
     println!("cargo::rustc-cdylib-link-arg=-Wl,-T,{folder}/order.ld");

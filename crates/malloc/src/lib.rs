@@ -45,6 +45,7 @@ use pinfold::internal::heap;
 #[doc(hidden)]
 pub mod inlined {
     pub use pinfold::internal::heap::{alloc, alloc_fast, alloc_slow, checks, fits, free};
+    pub use pinfold::internal::profile::keep_frame;
     pub use pinfold_rseq::near;
 }
 

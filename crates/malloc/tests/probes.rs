@@ -1,58 +1,14 @@
 //! A tracer that is attached to the probes sees sampled allocations and their frees.
 
+mod probe;
+
 use pinfold_malloc::{Pinfold, heap_profile};
+use probe::{Probe, find, loaded};
 use std::alloc::{GlobalAlloc, Layout};
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::FromRawFd;
 use std::time::{Duration, Instant};
-
-/// A probe in this program's file: the address of its `nop` before the file is loaded, the place of
-/// that, and the place of its semaphore.
-struct Probe {
-    address: u64,
-    at: u64,
-    semaphore: u64,
-}
-
-fn number(file: &[u8], at: u64, bytes: usize) -> u64 {
-    let mut word = [0; 8];
-    word[..bytes].copy_from_slice(&file[at as usize..at as usize + bytes]);
-    u64::from_le_bytes(word)
-}
-
-/// Returns the file's place of an address, by the program headers.
-fn place(file: &[u8], address: u64) -> u64 {
-    let (first, size, count) = (
-        number(file, 32, 8),
-        number(file, 54, 2),
-        number(file, 56, 2),
-    );
-    let headers = (0..count).map(|nth| first + nth * size);
-    let found = headers
-        .filter(|&header| number(file, header, 4) == 1)
-        .find_map(|header| {
-            let (offset, start) = (number(file, header + 8, 8), number(file, header + 16, 8));
-            let within = address.checked_sub(start)?;
-            (within < number(file, header + 32, 8)).then_some(offset + within)
-        });
-    found.expect("an address in the file")
-}
-
-/// Finds the probe `otel_memory:name` by the file's notes.
-fn find(file: &[u8], name: &str) -> Probe {
-    // The provider, the name and the beginning of the arguments, behind three addresses.
-    let text = format!("otel_memory\0{name}\08@");
-    let mut windows = file.windows(text.len());
-    let strings = windows.position(|bytes| bytes == text.as_bytes());
-    let strings = strings.expect("a note for the probe") as u64;
-    let address = number(file, strings - 24, 8);
-    Probe {
-        address,
-        at: place(file, address),
-        semaphore: place(file, number(file, strings - 8, 8)),
-    }
-}
 
 /// Attaches a counter to a probe of this process. Returns `None` if the system does not let it.
 fn attach(probe: &Probe) -> Option<File> {
@@ -61,7 +17,7 @@ fn attach(probe: &Probe) -> Option<File> {
     // The first words of `perf_event_attr`: type and size, config, config1 and config2.
     let mut attributes = [0_u64; 16];
     attributes[0] = kind.trim().parse::<u64>().unwrap() | 128 << 32;
-    attributes[1] = probe.semaphore << 32;
+    attributes[1] = probe.semaphore_at << 32;
     attributes[7] = path.as_ptr() as u64;
     attributes[8] = probe.at;
     // SAFETY: the attributes have the size that they say, and the path lives during the call.
@@ -151,13 +107,12 @@ fn the_probes_have_unwind_information() {
         fn _Unwind_FindEnclosingFunction(behind: *const u8) -> *const u8;
     }
     let file = std::fs::read("/proc/self/exe").unwrap();
-    // SAFETY: the call only reads the auxiliary vector.
-    let headers = unsafe { libc::getauxval(libc::AT_PHDR) };
-    let loaded = headers - number(&file, 32, 8);
     for name in ["alloc", "free"] {
-        let probe = (loaded + find(&file, name).address) as *const u8;
+        let probe = (loaded(&file) + find(&file, name).address) as *const u8;
         // SAFETY: the function only looks the address up.
         let found = unsafe { _Unwind_FindEnclosingFunction(probe.wrapping_add(1)) };
-        assert_eq!(found, probe, "{name}");
+        // The function saves the frame pointer before the probe.
+        let before = (probe as usize).wrapping_sub(found as usize);
+        assert!(before < 16, "{name}: {probe:?}, not {found:?}");
     }
 }

@@ -29,7 +29,7 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
-use pinfold_malloc::inlined::{self, near};
+use pinfold_malloc::inlined::{self, keep_frame, near};
 
 type Block = *mut c_void;
 
@@ -189,6 +189,7 @@ pub extern "C-unwind" fn new(size: usize) -> Block {
 /// come here while a heap profile is on.
 #[inline(never)]
 extern "C-unwind" fn new_direct(size: usize) -> Block {
+    keep_frame();
     let block = inlined::alloc_slow(size);
     if block.is_null() {
         return new_slow(size);
@@ -199,6 +200,7 @@ extern "C-unwind" fn new_direct(size: usize) -> Block {
 #[cold]
 #[inline(never)]
 extern "C-unwind" fn new_slow(size: usize) -> Block {
+    keep_frame();
     // A program's `malloc` may return null for a size of 0, but `new` must not.
     // SAFETY: `malloc` takes any size.
     let block = || unsafe { (used().malloc)(size.max(1)) };
@@ -211,6 +213,7 @@ pub extern "C-unwind" fn new_aligned(size: usize, align: usize) -> Block {
 }
 
 fn aligned(size: usize, align: usize, throws: bool) -> Block {
+    keep_frame();
     let align = align.max(size_of::<Block>());
     // A program's `aligned_alloc` may refuse a size that is not a multiple of the alignment.
     let whole = size
@@ -304,6 +307,7 @@ pub extern "C-unwind" fn new_array_nothrow(size: usize, tag: *const c_void) -> B
 }
 
 fn new_nothrow_by(name: &CStr, size: usize, tag: *const c_void) -> Block {
+    keep_frame();
     if is_direct() {
         // Tries the slow path too, so that the runtime's form is called only if there is no memory.
         let block = inlined::alloc(size);
@@ -339,6 +343,7 @@ pub extern "C-unwind" fn new_array_aligned_nothrow(
 }
 
 fn new_aligned_nothrow_by(name: &CStr, size: usize, align: usize, tag: *const c_void) -> Block {
+    keep_frame();
     if is_direct() && align.is_power_of_two() {
         let block = pinfold_malloc::c::pinfold_aligned_alloc(align, size);
         if !block.is_null() {

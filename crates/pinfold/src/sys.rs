@@ -5,6 +5,7 @@
 //! C library's functions.
 
 mod files;
+mod frame;
 mod futex;
 mod limits;
 mod loader;
@@ -15,6 +16,7 @@ pub(crate) use files::{
     FileError, for_each_line, number_at_start, read_file_below, read_in_pieces, read_once,
     with_path_below,
 };
+pub use frame::{here, keep_frame};
 pub(crate) use futex::{wait_for_change, wait_for_shared_change, wake, wake_one, wake_shared};
 pub(crate) use limits::{
     address_space_left, allowed_nodes, commits_strictly, least_free, mapped, mappings_most,
@@ -31,6 +33,7 @@ use pinfold_rseq::{kernel, syscall};
 
 /// Runs `f` and restores `errno` afterwards.
 pub fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
+    keep_frame();
     let before = errno();
     let result = f();
     set_errno(before);

@@ -6,6 +6,7 @@
 use super::support::{failed, null_with};
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
+use pinfold::internal::profile::keep_frame;
 use pinfold::internal::{arena, heap, keep_errno, kmalloc};
 use pinfold::slab;
 use pinfold_rseq::kernel::page_size as os_page;
@@ -120,6 +121,7 @@ pub unsafe extern "C" fn pinfold_free_aligned_sized(block: *mut c_void, align: u
 /// if `align` is not a power of two.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_aligned_alloc(align: usize, size: usize) -> *mut c_void {
+    keep_frame();
     if !align.is_power_of_two() {
         return null_with(libc::EINVAL);
     }
@@ -130,6 +132,7 @@ pub extern "C" fn pinfold_aligned_alloc(align: usize, size: usize) -> *mut c_voi
 /// (`memalign`).
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_memalign(align: usize, size: usize) -> *mut c_void {
+    keep_frame();
     let Some(align) = align.max(1).checked_next_power_of_two() else {
         return null_with(libc::EINVAL);
     };
@@ -155,6 +158,7 @@ pub unsafe extern "C" fn pinfold_posix_memalign(
     if !align.is_power_of_two() || !align.is_multiple_of(size_of::<*mut c_void>()) {
         return libc::EINVAL;
     }
+    keep_frame();
     let block = keep_errno(|| heap::alloc_aligned(size, align));
     if block.is_null() {
         return libc::ENOMEM;
@@ -167,6 +171,7 @@ pub unsafe extern "C" fn pinfold_posix_memalign(
 /// Allocates a block at a multiple of the system's page size (`valloc`).
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_valloc(size: usize) -> *mut c_void {
+    keep_frame();
     heap::alloc_aligned(size, os_page()).cast()
 }
 
@@ -174,6 +179,7 @@ pub extern "C" fn pinfold_valloc(size: usize) -> *mut c_void {
 /// page.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_pvalloc(size: usize) -> *mut c_void {
+    keep_frame();
     let Some(whole) = size.max(1).checked_next_multiple_of(os_page()) else {
         return null_with(libc::ENOMEM);
     };

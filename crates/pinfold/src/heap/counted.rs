@@ -32,11 +32,12 @@ pub(super) fn allocated_class(class: usize) {
     add(Call::alloc(class), 1);
 }
 
-/// Counts the free of a block of a size class, or of a class's twin.
-pub(super) fn freed_class(block: *mut u8, class: usize) {
+/// Counts the free of a block of a size class, or of a class's twin. `from` is as in
+/// [`profile::freed`].
+pub(super) fn freed_class(block: *mut u8, class: usize, from: usize) {
     if mode::reports() {
         if kmalloc::is_sampled(class) {
-            profile::freed(block);
+            profile::freed(block, from);
         }
         add_counted(Call::free(class % kmalloc::CLASSES), 1);
     }
@@ -47,10 +48,11 @@ pub(super) fn allocated_large(bytes: usize) {
     add(Call::LARGE_BYTES, bytes);
 }
 
-/// Counts the free of a large block. The caller still owns the block.
-pub(super) fn freed_large(block: *mut u8, bytes: usize) {
+/// Counts the free of a large block. The caller still owns the block. `from` is as in
+/// [`profile::freed`].
+pub(super) fn freed_large(block: *mut u8, bytes: usize, from: usize) {
     if mode::reports() {
-        profile::freed(block);
+        profile::freed(block, from);
         add_counted(Call::LARGE_FREE, 1);
         add_counted(Call::LARGE_BYTES_FREED, bytes);
     }

@@ -161,9 +161,9 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
     let Some(start) = NonNull::new(block) else {
         return;
     };
-    let entry = arena::entry(block as usize);
+    let (entry, from) = (arena::entry(block as usize), profile::here());
     if let Some(class) = kmalloc::class_of_any(entry) {
-        counted::freed_class(block, class);
+        counted::freed_class(block, class, from);
         // SAFETY: the page map says that the block is of this class, and the caller passes
         // ownership of the block.
         unsafe { kmalloc::free_class(block, class) };
@@ -171,17 +171,18 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
         // SAFETY: only the first granule of a run that is one block has the entry `LARGE`, so a run
         // begins at the block.
         let size = unsafe { arena::run_size(start) };
-        counted::freed_large(block, size);
+        counted::freed_large(block, size, from);
         // SAFETY: the run is one block, and the caller passes ownership of it.
         unsafe { arena::free_run(start) };
     } else {
         let class = |size| kmalloc::sampled(kmalloc::class_of(size));
+        let freed = |size| counted::freed_class(block, class(size), from);
         // SAFETY: the caller passes ownership of the block.
-        if unsafe { guarded::free(block, |size| counted::freed_class(block, class(size))) } {
+        if unsafe { guarded::free(block, freed) } {
             return;
         }
         if mode::reports() {
-            counted::freed_large(block, arena::huge_size(block).unwrap_or(0));
+            counted::freed_large(block, arena::huge_size(block).unwrap_or(0), from);
         }
         // SAFETY: the caller passes ownership of the block, and `free_huge` refuses other
         // addresses.

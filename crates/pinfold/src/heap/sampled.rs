@@ -35,10 +35,7 @@ use core::ptr::null_mut;
 pub(super) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
     gate::serve_if_closed();
     if let Some(mean) = profile::due(size) {
-        // In a program whose other calls are all fast, only this call serves other processes'
-        // requests.
-        slab::tick();
-        return alloc_sampled(Ask::of(size), mean, profile::here());
+        return alloc_due(size, mean);
     }
     let block = alloc_behind(size);
     if block.is_null() {
@@ -47,10 +44,19 @@ pub(super) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
     block
 }
 
+/// Allocates a block whose sample is due.
+// `extern "C"`, so that `alloc_uncounted` ends in a jump: the caller's frame is the program's.
+#[inline(never)]
+extern "C" fn alloc_due(size: usize, mean: u64) -> *mut u8 {
+    // In a program whose other calls are all fast, only this call serves other processes' requests.
+    slab::tick();
+    alloc_sampled(Ask::of(size), mean, profile::here())
+}
+
 /// Allocates a block that is sampled. `mean` is what [`profile::due`] returned. `from` is in the
 /// frame of the allocator's outermost function ([`profile::here`]).
-#[cold]
-#[inline(never)]
+// Inlined, because calls that need much stack go through this function.
+#[inline(always)]
 pub(super) fn alloc_sampled(ask: Ask, mean: u64, from: usize) -> *mut u8 {
     let what_for = mode::samples();
     let block = alloc_guarded(ask, from);
@@ -127,36 +133,85 @@ pub(super) unsafe fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *m
     if class.is_some_and(|class| !kmalloc::is_sampled(class)) {
         return f();
     }
+    let from = profile::here();
     // The block's address may belong to another block as soon as the content has moved, so the
     // sample leaves the table first.
-    let lifted = profile::lift(block);
+    let lifted = profile::lift(block, from);
     let grows = class.is_none() && counts_growth();
     if lifted.is_none() && !grows {
         return f();
     }
-    let room = || match grows {
-        // SAFETY: the caller promises that the block is in use before `f`. After `f`, this closure
-        // runs only if `f` has returned the same block.
-        true => unsafe { blocks::usable_size(block) },
+    let before = match grows {
+        // SAFETY: the caller promises that the block is in use.
+        true => unsafe { usable_size(block) },
         false => 0,
     };
-    let before = room();
     let moved = f();
-    if moved != block {
-        match lifted {
-            Some(lifted) if moved.is_null() => profile::put_back(lifted, block, None),
-            Some(lifted) => profile::drop_lifted(lifted),
-            None => {}
+    let old = Old {
+        lifted,
+        room: class.is_none().then_some(before),
+        grows,
+        from,
+    };
+    // SAFETY: the caller promises that `f` has resized the block, or left it unchanged.
+    unsafe { old.settle(block, moved, size) };
+    moved
+}
+
+/// What `realloc` found of a block before it resized the block.
+struct Old {
+    lifted: Option<profile::Lifted>,
+    /// Bytes of room of a block outside the size classes. 0 unless `grows` is true.
+    room: Option<usize>,
+    /// Whether growth of the block counts.
+    grows: bool,
+    /// The frame of [`realloc`].
+    from: usize,
+}
+
+impl Old {
+    /// Puts the sample back, drops it, or samples the growth. `moved` is the block that `realloc`
+    /// returns for `block`, or null.
+    ///
+    /// # Safety
+    ///
+    /// If `moved` is `block`, the block is in use and has `size` bytes.
+    // Not inlined, so that its variables take no stack in `realloc`, which goes deep.
+    #[inline(never)]
+    unsafe fn settle(&self, block: *mut u8, moved: *mut u8, size: usize) {
+        if moved != block {
+            match self.lifted {
+                Some(lifted) if moved.is_null() => {
+                    profile::put_back(lifted, block, None, self.from);
+                }
+                Some(lifted) => profile::drop_lifted(lifted),
+                None => {}
+            }
+            return;
         }
-        return moved;
+        let room = self.room.map(|before| match self.grows {
+            // SAFETY: the caller promises that the block is in use.
+            true => (before, unsafe { usable_size(block) }),
+            false => (0, 0),
+        });
+        let resize = Resize { size, room };
+        match self.lifted {
+            Some(lifted) => profile::put_back(lifted, block, Some(resize), self.from),
+            None => sample_growth(block, resize, self.from),
+        }
     }
-    let room = class.is_none().then(|| (before, room()));
-    let resize = Resize { size, room };
-    match lifted {
-        Some(lifted) => profile::put_back(lifted, block, Some(resize)),
-        None => sample_growth(block, resize),
-    }
-    block
+}
+
+/// Returns how many bytes of `block` the program may use.
+///
+/// # Safety
+///
+/// `block` came from the heap and was not freed.
+// Not inlined, so that its variables take no stack in `realloc`, which goes deep.
+#[inline(never)]
+unsafe fn usable_size(block: *mut u8) -> usize {
+    // SAFETY: the caller passes on what it promises.
+    unsafe { blocks::usable_size(block) }
 }
 
 /// Returns whether the growth of blocks takes part in the countdown. If samples are taken for
@@ -166,14 +221,11 @@ fn counts_growth() -> bool {
 }
 
 /// Samples a block without a sample if its growth is due.
-// Not inlined, so that its variables take no stack in `realloc`, which goes deep.
-#[inline(never)]
-fn sample_growth(block: *mut u8, resize: Resize) {
+fn sample_growth(block: *mut u8, resize: Resize, from: usize) {
     let growth = resize.growth();
     if growth > 0
         && let Some(mean) = profile::due(growth)
     {
-        let from = profile::here();
         keep_errno(|| profile::grown(block, resize, mean, from));
     }
 }

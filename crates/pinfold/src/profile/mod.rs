@@ -55,7 +55,9 @@ pub use walk::forbid_walks;
 pub(crate) use walk::{
     ALL, prepare as prepare_walks, run_on_stack, walk, walks_are_forbidden, without_signals,
 };
-pub use walk::{NoWalks, callers, here, no_walks};
+pub use walk::{NoWalks, callers, no_walks};
+
+pub use crate::sys::{here, keep_frame};
 
 use crate::sys;
 use core::sync::atomic::AtomicU8;
@@ -197,7 +199,7 @@ fn enter(block: *mut u8, size: usize, counts: Counts, mean: u64, from: usize) {
         is_kept
     });
     if is_kept {
-        probes::alloc(block, size, counts.bytes);
+        probes::alloc(block, size, counts.bytes, from);
     } else {
         records::dropped();
     }
@@ -222,9 +224,10 @@ fn record_here(from: usize) -> Option<u32> {
 /// Notes that `block` was freed. Does nothing if the block was not sampled. Reads at most 32
 /// neighbouring entries of a table.
 ///
-/// The caller still owns the block: the address belongs to no other block yet.
-pub fn freed(block: *mut u8) {
-    if let Some(lifted) = lift(block) {
+/// The caller still owns the block: the address belongs to no other block yet. `from` is what
+/// [`here`] returned in the allocator's outermost function, for tracers.
+pub fn freed(block: *mut u8, from: usize) {
+    if let Some(lifted) = lift(block, from) {
         drop_lifted(lifted);
     }
 }
@@ -232,16 +235,17 @@ pub fn freed(block: *mut u8) {
 /// Takes the sample of a block out of the table, for a caller that is about to move or resize the
 /// block. Returns `None` if the block was not sampled. Costs as much as [`freed`].
 ///
-/// A tracer sees a free now, because the address may belong to another block after the move.
-pub fn lift(block: *mut u8) -> Option<Lifted> {
+/// A tracer sees a free now, because the address may belong to another block after the move. `from`
+/// is as in [`freed`].
+pub fn lift(block: *mut u8, from: usize) -> Option<Lifted> {
     let lifted = blocks::remove(block)?;
-    probes::free(block);
+    probes::free(block, from);
     Some(lifted)
 }
 
 /// Puts a sample back that was lifted from `block`. `resize` says how the block was resized, or is
-/// `None` if the block has not changed. A tracer sees an allocation.
-pub fn put_back(lifted: Lifted, block: *mut u8, resize: Option<Resize>) {
+/// `None` if the block has not changed. A tracer sees an allocation. `from` is as in [`freed`].
+pub fn put_back(lifted: Lifted, block: *mut u8, resize: Option<Resize>, from: usize) {
     let resized = match resize {
         Some(resize) => {
             let counts = resize.of_sample(lifted.size, lifted.counts, countdown::interval());
@@ -255,7 +259,7 @@ pub fn put_back(lifted: Lifted, block: *mut u8, resize: Option<Resize>) {
         None => lifted,
     };
     if blocks::insert(block, resized) {
-        probes::alloc(block, resized.size, resized.counts.bytes);
+        probes::alloc(block, resized.size, resized.counts.bytes, from);
     } else {
         records::take(resized.record, resized.counts);
         records::dropped();

@@ -30,32 +30,70 @@ pub fn is_watched() -> bool {
     ALLOC_WATCHERS.load(Relaxed) | FREE_WATCHERS.load(Relaxed) != 0
 }
 
-/// Runs the probe `otel_memory:alloc`.
-pub(super) fn alloc(block: *mut u8, size: usize, weighted_bytes: u64) {
+/// Runs the probe `otel_memory:alloc`. `from` is the frame from which a tracer follows the frame
+/// pointers (`sys::frame`).
+pub(super) fn alloc(block: *mut u8, size: usize, weighted_bytes: u64, from: usize) {
     if ALLOC_WATCHERS.load(Relaxed) != 0 {
-        // SAFETY: the function does nothing.
-        unsafe { pinfold_probe_alloc(block, size, weighted_bytes) };
+        // SAFETY: the function restores the frame pointer, and does nothing else.
+        unsafe { pinfold_probe_alloc(block, size, weighted_bytes, from) };
     }
 }
 
-/// Runs the probe `otel_memory:free`.
-pub(super) fn free(block: *mut u8) {
+/// Runs the probe `otel_memory:free`. `from` is as in [`alloc`].
+pub(super) fn free(block: *mut u8, from: usize) {
     if FREE_WATCHERS.load(Relaxed) != 0 {
-        // SAFETY: the function does nothing.
-        unsafe { pinfold_probe_free(block) };
+        // SAFETY: the function restores the frame pointer, and does nothing else.
+        unsafe { pinfold_probe_free(block, from) };
     }
 }
 
 unsafe extern "C" {
-    fn pinfold_probe_alloc(block: *mut u8, size: usize, weighted_bytes: u64);
-    fn pinfold_probe_free(block: *mut u8);
+    fn pinfold_probe_alloc(block: *mut u8, size: usize, weighted_bytes: u64, from: usize);
+    fn pinfold_probe_free(block: *mut u8, from: usize);
 }
 
-/// Defines a function with a probe at its start, and the note that describes the probe: the
-/// addresses of the probe, of a marker and of the semaphore, and how to find the arguments. Readers
-/// correct the addresses by the marker's, if the file was prelinked.
+#[cfg(target_arch = "x86_64")]
+macro_rules! save_frame_pointer {
+    () => {
+        "push rbp
+        .cfi_def_cfa_offset 16
+        .cfi_offset rbp, -16"
+    };
+}
+#[cfg(target_arch = "x86_64")]
+macro_rules! restore_frame_pointer {
+    () => {
+        "pop rbp
+        .cfi_def_cfa_offset 8
+        .cfi_restore rbp"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! save_frame_pointer {
+    () => {
+        "stp x29, x30, [sp, #-16]!
+        .cfi_def_cfa_offset 16
+        .cfi_offset x29, -16
+        .cfi_offset x30, -8"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! restore_frame_pointer {
+    () => {
+        "ldp x29, x30, [sp], #16
+        .cfi_def_cfa_offset 0
+        .cfi_restore x29
+        .cfi_restore x30"
+    };
+}
+
+/// Defines a function with a probe, and the note that describes the probe: the addresses of the
+/// probe, of a marker and of the semaphore, and how to find the arguments. Readers correct the
+/// addresses by the marker's, if the file was prelinked.
+///
+/// `$load` loads the function's last argument into the frame pointer.
 macro_rules! probe {
-    ($name:literal, $function:literal, $arguments:literal, $return:literal) => {
+    ($name:literal, $function:literal, $arguments:literal, $load:literal) => {
         core::arch::global_asm!(
             concat!(".pushsection .text.", $function, ", \"ax\", @progbits"),
             ".balign 4",
@@ -65,8 +103,11 @@ macro_rules! probe {
             concat!($function, ":"),
             // Unwinders skip a function without this information, or end the stack there.
             ".cfi_startproc",
-            "nop",
-            $return,
+            save_frame_pointer!(),
+            $load,
+            concat!(".L", $function, ": nop"),
+            restore_frame_pointer!(),
+            "ret",
             ".cfi_endproc",
             concat!(".size ", $function, ", . - ", $function),
             ".popsection",
@@ -92,7 +133,7 @@ macro_rules! probe {
             ".4byte 3f - 2f, 5f - 4f, 3",
             "2: .asciz \"stapsdt\"",
             "3: .balign 4",
-            concat!("4: .8byte ", $function),
+            concat!("4: .8byte .L", $function),
             ".8byte _.stapsdt.base",
             concat!(".8byte ", $function, "_semaphore"),
             ".asciz \"otel_memory\"",
@@ -109,14 +150,19 @@ probe!(
     "alloc",
     "pinfold_probe_alloc",
     "8@%rdi 8@%rsi 8@%rdx",
-    "ret"
+    "mov rbp, rcx"
 );
 #[cfg(target_arch = "x86_64")]
-probe!("free", "pinfold_probe_free", "8@%rdi", "ret");
+probe!("free", "pinfold_probe_free", "8@%rdi", "mov rbp, rsi");
 #[cfg(target_arch = "aarch64")]
-probe!("alloc", "pinfold_probe_alloc", "8@x0 8@x1 8@x2", "ret");
+probe!(
+    "alloc",
+    "pinfold_probe_alloc",
+    "8@x0 8@x1 8@x2",
+    "mov x29, x3"
+);
 #[cfg(target_arch = "aarch64")]
-probe!("free", "pinfold_probe_free", "8@x0", "ret");
+probe!("free", "pinfold_probe_free", "8@x0", "mov x29, x1");
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod elsewhere {
@@ -127,7 +173,7 @@ mod elsewhere {
     #[unsafe(no_mangle)]
     static pinfold_probe_free_semaphore: AtomicU16 = AtomicU16::new(0);
     #[unsafe(no_mangle)]
-    extern "C" fn pinfold_probe_alloc(_: *mut u8, _: usize, _: u64) {}
+    extern "C" fn pinfold_probe_alloc(_: *mut u8, _: usize, _: u64, _: usize) {}
     #[unsafe(no_mangle)]
-    extern "C" fn pinfold_probe_free(_: *mut u8) {}
+    extern "C" fn pinfold_probe_free(_: *mut u8, _: usize) {}
 }

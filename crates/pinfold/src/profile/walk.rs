@@ -10,6 +10,7 @@
 //! finds its functions. No walk happens before, and none if the unwinder itself would take the lock
 //! (`unwinder`).
 
+use super::here;
 use super::records::FRAMES;
 use super::unwinder;
 use crate::sys;
@@ -110,13 +111,6 @@ pub(crate) fn prepare() -> bool {
 
 /// For [`callers`] and [`walk`]: leaves no frame out.
 pub(crate) const ALL: usize = 0;
-
-/// Returns an address in the frame of the calling function, for [`callers`].
-#[inline(always)]
-pub fn here() -> usize {
-    let place = 0u8;
-    &raw const place as usize
-}
 
 /// Writes the return addresses of the calling thread's frames to `frames`, innermost first. Returns
 /// how many there are, or `None` if the stack cannot be walked now.

@@ -18,6 +18,7 @@ impl Descriptor {
     #[cold]
     #[inline(never)]
     pub(crate) fn alloc_watched(&self) -> *mut u8 {
+        profile::keep_frame();
         let object = self.alloc_slow();
         self.sample(&[object]);
         object
@@ -32,6 +33,7 @@ impl Descriptor {
     #[cold]
     #[inline(never)]
     pub(crate) unsafe fn free_watched(&self, object: *mut u8) {
+        profile::keep_frame();
         self.forget_samples(&[object]);
         // SAFETY: the caller passes ownership of the object.
         unsafe { self.free_slow(object) };
@@ -66,7 +68,10 @@ impl Descriptor {
                 .for_each(|&object| sanitizer::release(object));
         }
         if self.is_profiled && profile::has_samples() {
-            objects.iter().for_each(|&object| profile::freed(object));
+            let from = profile::here();
+            objects
+                .iter()
+                .for_each(|&object| profile::freed(object, from));
         }
     }
 }
