@@ -66,8 +66,8 @@ pub fn where_lie(addresses: &[usize]) -> Vec<i32> {
     found
 }
 
-/// Makes a thread run on these CPUs only. Returns false if the thread has ended, or none of the CPUs
-/// is online.
+/// Makes a thread run on these CPUs only. Returns false if the thread has ended, or if none of the
+/// CPUs is online.
 pub fn try_move(thread: i32, cpus: &[usize]) -> bool {
     // SAFETY: `cpu_set_t` is plain integers, for which zeroes are valid. The kernel reads
     // `size_of::<cpu_set_t>()` bytes of the set.
