@@ -33,6 +33,7 @@ use pinfold_rseq::{kernel, syscall};
 
 /// Runs `f` and restores `errno` afterwards.
 pub fn keep_errno<R>(f: impl FnOnce() -> R) -> R {
+    // This function may lie between the program and a probe, if the compiler does not inline it.
     keep_frame();
     let before = errno();
     let result = f();

@@ -86,6 +86,12 @@ pub(crate) fn fence_by_itself(fence: impl FnOnce() -> bool) -> bool {
     }
 }
 
+/// Returns whether the automatic thread may never fence again.
+pub(crate) fn fences_are_forbidden() -> bool {
+    // Relaxed, because the answer guards no memory. `fence_by_itself` decides.
+    FENCES.load(Relaxed) == FORBIDDEN
+}
+
 /// Has the automatic thread never fence again. Waits until a fence that is under way is over: some
 /// microseconds. To be called before the program enters a sandbox.
 pub fn forbid_fences() {
@@ -173,4 +179,32 @@ fn run(cpus: *mut libc::c_void) {
     }
     // A later thread may get the same thread pointer.
     THREAD.store(0, Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::AtomicBool;
+
+    #[test]
+    fn no_fence_meets_a_sandbox() {
+        static ENTERED: AtomicBool = AtomicBool::new(false);
+        let fencing = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let fenced = fence_by_itself(|| {
+                    fencing.wait();
+                    std::thread::sleep(Duration::from_millis(20));
+                    !ENTERED.load(Acquire)
+                });
+                assert!(fenced, "the sandbox was there before the fence was over");
+            });
+            fencing.wait();
+            forbid_fences();
+            ENTERED.store(true, Release);
+        });
+        assert!(fences_are_forbidden());
+        assert!(!fence_by_itself(|| true), "a fence in a sandbox");
+        FENCES.store(ALLOWED, Relaxed);
+    }
 }

@@ -46,8 +46,8 @@ mod thread;
 
 #[doc(hidden)]
 pub use apart::run_apart;
-pub(crate) use automatic::fence_by_itself;
 pub use automatic::{Automatic, forbid_fences, is_automatic, nap};
+pub(crate) use automatic::{fence_by_itself, fences_are_forbidden};
 #[doc(hidden)]
 pub use bell::sleep_on;
 #[doc(hidden)]
@@ -325,8 +325,8 @@ pub enum Reach {
     /// CPU, and make only the system calls that malloc makes. Such a tick comes from a thread that
     /// allocates, or from the thread that a preloaded Pinfold starts by itself.
     ///
-    /// Pinfold's own drain fences at some ticks of that thread. It can tell whether the program is
-    /// in a sandbox.
+    /// Pinfold's own drain also fences at some ticks of that thread, until the program enters a
+    /// sandbox.
     ThisCpu,
     /// The drain may also stop and fence the other CPUs, and read files. Such a tick comes from a
     /// shepherd that the program or its user asked for.

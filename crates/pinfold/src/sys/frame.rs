@@ -34,24 +34,19 @@ pub fn keep_frame() {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[inline(always)]
-fn frame_pointer(local: *const u8) -> usize {
-    let frame;
-    // SAFETY: reads a register. The operand `local` keeps the aligned variable in the frame, so
-    // that the register holds the frame pointer here.
-    unsafe {
-        core::arch::asm!(
-            "mov {frame}, rbp",
-            "/* {local} */",
-            frame = out(reg) frame,
-            local = in(reg) local,
-            options(nostack, preserves_flags, readonly),
-        );
-    }
-    frame
+macro_rules! register {
+    () => {
+        "rbp"
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! register {
+    () => {
+        "x29"
+    };
 }
 
-#[cfg(target_arch = "aarch64")]
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 #[inline(always)]
 fn frame_pointer(local: *const u8) -> usize {
     let frame;
@@ -59,7 +54,7 @@ fn frame_pointer(local: *const u8) -> usize {
     // that the register holds the frame pointer here.
     unsafe {
         core::arch::asm!(
-            "mov {frame}, x29",
+            concat!("mov {frame}, ", register!()),
             "/* {local} */",
             frame = out(reg) frame,
             local = in(reg) local,

@@ -39,7 +39,9 @@ use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
-use pinfold_rseq::{Backend, Index, MAX_INDEX, backend, fence, fence_index, possible};
+use pinfold_rseq::{
+    Backend, Index, MAX_INDEX, backend, fence, fence_index, fence_is_refused, possible,
+};
 
 /// The number of looks after which a sheaf is idle, if its word was the same at each. Also the mask
 /// of the low bits that count these looks in a word of [`SEEN`].
@@ -85,6 +87,13 @@ impl Taker {
         }
     }
 
+    /// Returns whether this thread may fence, and so whether a look at other CPUs has a use.
+    fn may_fence(self) -> bool {
+        // On the atomic backend, a fence makes no system call.
+        backend() == Backend::Atomic
+            || !fence_is_refused() && (self == Taker::Shepherd || !shepherd::fences_are_forbidden())
+    }
+
     /// Returns whether this thread fenced too short a time ago to fence again.
     fn pauses(self) -> bool {
         /// When the automatic thread last fenced, in milliseconds, wrapping.
@@ -106,7 +115,6 @@ impl Taker {
             Backend::Rseq(Index::Cpu) => chosen().all(|index| fence_index(index).is_ok()),
             _ => fence().is_ok(),
         };
-        // On the atomic backend, a fence makes no system call.
         match self {
             Taker::Automatic if backend() != Backend::Atomic => shepherd::fence_by_itself(all),
             _ => all(),
@@ -258,7 +266,7 @@ fn take_here(cache: &Descriptor, unit: *mut u8, kind: usize) {
 /// 3. Fences, which ends the operations under way.
 /// 4. Takes the idle sheaves out of each unit, and resumes it.
 fn take_idle_everywhere(taker: Taker) {
-    let Some(allowed) = Allowed::now() else {
+    let Some(allowed) = Allowed::now().filter(|_| taker.may_fence()) else {
         return;
     };
     // The automatic thread has looked at its own unit already.
