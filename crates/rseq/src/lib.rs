@@ -79,6 +79,7 @@ mod fence;
 pub mod kernel;
 #[doc(hidden)]
 pub mod near;
+mod owner;
 mod selftest;
 pub mod stack;
 mod state;

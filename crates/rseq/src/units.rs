@@ -6,6 +6,7 @@
 
 use crate::arch::Area;
 use crate::atomic;
+use crate::owner::check_owner;
 use crate::state::STATE;
 use core::mem::offset_of;
 use core::ptr::null_mut;
@@ -369,7 +370,7 @@ impl Units {
     #[inline(always)]
     pub fn area(&self) -> Option<Area> {
         let area = self.area_unchecked();
-        (area.cs != 0).then_some(area)
+        (area.cs != 0).then_some(area).inspect(check_owner)
     }
 
     /// Returns what [`area`](Self::area) does, without a test of the backend.
@@ -380,7 +381,9 @@ impl Units {
     /// [`backend`](crate::backend) was not [`Backend::Atomic`](crate::Backend::Atomic).
     #[inline(always)]
     pub unsafe fn known_area(&self) -> Area {
-        self.area_unchecked()
+        let area = self.area_unchecked();
+        check_owner(&area);
+        area
     }
 
     #[inline(always)]

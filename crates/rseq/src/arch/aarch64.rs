@@ -376,6 +376,19 @@ macro_rules! body {
             "stlr x11, [x9]", // commit
         ] else "mov {left}, #{missing}")
     };
+    (hold $operands:tt) => {
+        template!($operands [
+            "mov {left}, {rounds}",
+            "str {token}, [x9, {offset}]",
+            "7:",
+            "ldr x11, [x9, {offset}]",
+            "cmp x11, {token}",
+            "b.ne 4f",
+            "subs {left}, {left}, #1",
+            "b.ne 7b",
+            "str {token}, [x9, {offset}]", // commit
+        ] else "mov {left}, xzr")
+    };
 }
 
 /// Spins in a critical section that never commits, for at most `spins` rounds. Returns whether the

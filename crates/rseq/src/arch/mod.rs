@@ -253,4 +253,11 @@ impl Area {
         slots = const RING_SLOTS,
         missing = const MISSING,
     );
+    #[cfg(debug_assertions)]
+    section!(
+        /// Holds the unit for `rounds`, which is not 0: writes `token`, and reads it again and
+        /// again. Returns 0, or how many rounds were left when there was another value. The word
+        /// at `offset` is the header's [`OWNER`](crate::owner::OWNER).
+        pub(crate) hold(token: u64, rounds: u64) -> left: u64
+    );
 }

@@ -362,6 +362,18 @@ macro_rules! body {
             "add qword ptr [rax + {offset}], {step}", // commit
         ] else "mov {left:e}, {missing}")
     };
+    (hold $operands:tt) => {
+        template!($operands [
+            "mov {left}, {rounds}",
+            "mov qword ptr [rax + {offset}], {token}",
+            "7:",
+            "cmp qword ptr [rax + {offset}], {token}",
+            "jne 4f",
+            "dec {left}",
+            "jnz 7b",
+            "mov qword ptr [rax + {offset}], {token}", // commit
+        ] else "xor {left:e}, {left:e}")
+    };
 }
 
 /// Spins in a critical section that never commits, for at most `spins` rounds. Returns whether the
