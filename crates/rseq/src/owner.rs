@@ -1,11 +1,12 @@
 //! Debug builds check that no two threads work on a unit at once.
 //!
 //! The kernel gives each index to one running thread, and aborts the section of a thread that loses
-//! its index. If it did not, two threads would change one unit's words together, and an object could
-//! be lost or handed out twice long before anything fails. So before an operation, a debug build
-//! runs a section that writes the thread's token into the unit's header and reads it for a while.
-//! Any other value there was written by a second thread in the middle of this section: the process
-//! ends at once.
+//! its index. If it did not, two threads would change words of one unit together, and an object
+//! could be lost or handed out twice long before anything fails.
+//!
+//! So before an operation, a debug build runs a section that writes the thread's token into the
+//! unit's header and reads it for a while. Any other value there was written by a second thread in
+//! the middle of this section. The process then ends at once.
 //!
 //! A thread that the kernel preempts or moves, and a thread that a signal handler interrupts, never
 //! continues its section, so it does not see the other's token.
