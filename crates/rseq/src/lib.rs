@@ -79,6 +79,7 @@ mod fence;
 pub mod kernel;
 #[doc(hidden)]
 pub mod near;
+mod registration;
 mod selftest;
 pub mod stack;
 mod state;
@@ -90,6 +91,9 @@ mod words;
 
 pub use arch::Area;
 pub use fence::{FenceError, can_fence, fence, fence_index, fence_is_refused};
+#[doc(hidden)]
+pub use registration::forbid_registration;
+pub use registration::registers_threads;
 pub use selftest::{SelfTest, preemption_test, selftest};
 pub use stack::STACK_ALIGN;
 pub use state::{
