@@ -349,6 +349,21 @@ mod tests {
     }
 
     #[test]
+    fn a_call_that_a_handler_overtook_finds_the_thread_registered() {
+        let thread = std::thread::spawn(|| {
+            if !arch::SUPPORTED || arch::registration().is_some() || Registration::here().is_none()
+            {
+                return;
+            }
+            let own = OwnArea::here();
+            own.state().store(FRESH, Relaxed);
+            assert!(own.register(key().unwrap(), Caller::Later));
+            assert_eq!(own.state().load(Relaxed), REGISTERED);
+        });
+        thread.join().unwrap();
+    }
+
+    #[test]
     fn registered_sizes_are_those_that_a_kernel_takes() {
         assert!((ORIGINAL_SIZE..=OWN_SIZE).contains(&registered_size()));
         assert_eq!(NEVER_BLOCKED.count_ones(), 6);
