@@ -182,10 +182,8 @@ fn case_a_thread_that_ends_lets_go() {
     begin();
     let mut key = 0;
     // SAFETY: `key` is writable, and the destructor stays loaded.
-    assert_eq!(
-        unsafe { libc::pthread_key_create(&raw mut key, Some(in_each_round)) },
-        0
-    );
+    let error = unsafe { libc::pthread_key_create(&raw mut key, Some(in_each_round)) };
+    assert_eq!(error, 0);
     KEY.store(key, Relaxed);
     let thread = thread::spawn(|| {
         current();
