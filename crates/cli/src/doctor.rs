@@ -139,9 +139,12 @@ fn rseq() -> Check {
     pinfold_rseq::init(Index::Cid);
     let test = pinfold_rseq::selftest();
     let (found, follows) = if test.passed() {
+        let who = match pinfold_rseq::registers_threads() {
+            true => "Pinfold itself",
+            false => "the C library",
+        };
         (
-            "the C library has registered this thread, and the kernel aborts preempted sequences"
-                .into(),
+            format!("{who} has registered this thread, and the kernel aborts preempted sequences"),
             match pinfold_rseq::missing() {
                 Missing::Disabled => format!("not used, because {RSEQ}=off is set"),
                 Missing::Kernel => format!("not used: {}", Missing::Kernel),
@@ -177,19 +180,10 @@ fn why_not_registered() -> String {
     if !cfg!(any(target_arch = "x86_64", target_arch = "aarch64")) {
         return "Pinfold has no restartable sequences for this architecture".into();
     }
-    let tunables = std::env::var("GLIBC_TUNABLES").unwrap_or_default();
-    if tunables.split(':').any(|t| t == "glibc.pthread.rseq=0") {
-        return "GLIBC_TUNABLES switches it off (glibc.pthread.rseq=0)".into();
-    }
     if let Err(errno) = probe::rseq_call() {
         return refused("rseq", "4.18", errno);
     }
-    match probe::glibc_version() {
-        Some(version) => {
-            format!("the kernel offers it, but glibc {version} does not use it; 2.35 and later do")
-        }
-        None => "the C library does not use it; glibc 2.35 and later do".into(),
-    }
+    "the kernel offers it, but other code has registered this thread".into()
 }
 
 /// Explains the failure of a system call that Linux has since version `since`.

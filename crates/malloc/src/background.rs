@@ -193,6 +193,7 @@ pub fn note_policy(policy: libc::c_int) {
 /// Notes that the program is about to enter a sandbox. To be called before each call that may do
 /// so. May wait some microseconds.
 pub fn enters_sandbox() {
+    pinfold_rseq::forbid_registration();
     shepherd::forbid_fences();
 }
 

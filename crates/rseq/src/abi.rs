@@ -1,10 +1,10 @@
 //! The kernel's ABI for restartable sequences and `membarrier`, from `include/uapi/linux/rseq.h`
 //! and `include/uapi/linux/membarrier.h`. The libc crate does not define it.
 
-/// The area that each thread shares with the kernel. glibc allocates and registers it.
+/// The area that each thread shares with the kernel. The C library or this crate registers it.
 ///
-/// This crate never writes the id fields, because the kernel may kill a process that does (since
-/// Linux 6.19).
+/// This crate never writes the id fields of a registered area, because the kernel may kill a
+/// process that does (since Linux 6.19).
 ///
 /// ```
 /// use pinfold_rseq::abi::{MM_CID, Rseq};
@@ -76,6 +76,9 @@ pub const FEATURE_SIZE_MM_CID: usize = 28;
 
 /// The entry of the auxiliary vector that holds the kernel's feature size (Linux 6.3).
 pub const AT_RSEQ_FEATURE_SIZE: libc::c_ulong = 27;
+/// The entry of the auxiliary vector that holds the alignment of an area of the feature size (Linux
+/// 6.3).
+pub const AT_RSEQ_ALIGN: libc::c_ulong = 28;
 
 /// `MEMBARRIER_CMD_QUERY`: returns which commands the kernel has.
 pub const MEMBARRIER_CMD_QUERY: libc::c_int = 0;

@@ -28,14 +28,19 @@
 //!
 //! # Without restartable sequences
 //!
-//! Where the kernel, the C library or a sandbox does not offer restartable sequences, the same
-//! operations run on the atomic backend. `add`, `store`, `and`, `or`, `fetch_add`, `swap`,
+//! Where the kernel or a sandbox does not offer restartable sequences, the same operations run on
+//! the atomic backend. `add`, `store`, `and`, `or`, `fetch_add`, `swap`,
 //! `compare_exchange` and `try_compare_exchange` are one atomic instruction each. All others that
 //! write hold a lock in the unit's header for a few instructions. The results are the same. The
 //! operations are slower. An operation that finds the unit's lock taken fails as if the unit were
 //! missing.
 //!
 //! # Signals, fork, threads
+//!
+//! glibc 2.35 and later registers each thread with the kernel. With other C libraries, this crate
+//! does, when a thread first calls [`current`] ([`registers_threads`]). Until then, and in a thread
+//! that the kernel does not register, every operation fails. So a slow path calls [`current`],
+//! tries again, and must do without a unit if the operation still fails.
 //!
 //! Signal handlers may call every operation, even a handler that interrupted an operation. After
 //! `fork` the child keeps the parent's registration. A child of `vfork` shares its parent's memory
@@ -80,6 +85,7 @@ pub mod kernel;
 #[doc(hidden)]
 pub mod near;
 mod owner;
+mod registration;
 mod selftest;
 pub mod stack;
 mod state;
@@ -91,6 +97,9 @@ mod words;
 
 pub use arch::Area;
 pub use fence::{FenceError, can_fence, fence, fence_index, fence_is_refused};
+#[doc(hidden)]
+pub use registration::forbid_registration;
+pub use registration::registers_threads;
 pub use selftest::{SelfTest, preemption_test, selftest};
 pub use stack::STACK_ALIGN;
 pub use state::{

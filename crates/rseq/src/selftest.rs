@@ -2,6 +2,7 @@
 #![allow(unsafe_code, reason = "runs critical sections on memory of its own")]
 
 use crate::abi::{CPU_ID, RSEQ_CS};
+use crate::registration::Registration;
 use crate::stack::STACK_ALIGN;
 use crate::units::{FIRST, UNIT_HEADER};
 use crate::{Area, arch, possible};
@@ -15,7 +16,7 @@ use core::ptr::null_mut;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SelfTest {
-    /// The C library has registered the thread's area.
+    /// The thread's area is registered, by the C library or by this crate.
     pub registered: bool,
     /// The current index is in range, and every operation gave the right result while undisturbed.
     pub operations: bool,
@@ -32,11 +33,12 @@ impl SelfTest {
 
 /// Runs the whole self-test on the calling thread.
 ///
-/// Takes up to about 100 ms, most of it waiting for an abort. Pins the thread to its CPU and forks
+/// Registers the thread first if the C library has not. Takes up to about 100 ms, most of it
+/// waiting for an abort. Pins the thread to its CPU and forks
 /// a child for that time. On Arm, Linux 6.19 to 7.0.13 does not abort on preemption. This test
 /// finds such a kernel.
 pub fn selftest() -> SelfTest {
-    let Some(registered) = arch::SUPPORTED.then(arch::registration).flatten() else {
+    let Some(registered) = Registration::here() else {
         return SelfTest {
             registered: false,
             operations: false,
@@ -58,7 +60,7 @@ pub fn selftest() -> SelfTest {
 /// calling thread to its CPU and forks a child that competes for the same CPU. The test gives up
 /// after about 100 ms, long enough for the scheduler's tick to switch to the child.
 pub fn preemption_test() -> bool {
-    let Some(registered) = arch::SUPPORTED.then(arch::registration).flatten() else {
+    let Some(registered) = Registration::here() else {
         return false;
     };
     with_competitor(|| {

@@ -1,9 +1,7 @@
 //! Chooses the backend, once for the process, and reads the current index.
-#![allow(
-    unsafe_code,
-    reason = "reads glibc's registration and the auxiliary vector"
-)]
+#![allow(unsafe_code, reason = "reads the index from the thread's area")]
 
+use crate::registration::{Registration, register_late};
 use crate::selftest::{Block, sections_work};
 use crate::{MAX_INDEX, abi, arch, env, kernel};
 use core::cell::UnsafeCell;
@@ -125,9 +123,8 @@ pub enum Missing {
     Disabled,
     /// This crate has no critical sections for the architecture.
     Architecture,
-    /// The C library did not register the thread's area. Either the C library is not glibc 2.35 or
-    /// newer, or `glibc.pthread.rseq=0` told glibc not to register, or the kernel or a sandbox
-    /// refused.
+    /// The thread that chose the backend is not registered. Either the kernel or a sandbox refused,
+    /// or other code than the C library had registered the thread.
     Registration,
     /// The self-test failed: an operation did not do what it should.
     SelfTest,
@@ -142,7 +139,7 @@ impl fmt::Display for Missing {
             Missing::Disabled => return write!(f, "switched off by {VARIABLE}=off"),
             Missing::Architecture => "no critical sections for this architecture",
             Missing::Registration => {
-                "not registered: needs glibc 2.35, Linux 4.18, no glibc.pthread.rseq=0 in GLIBC_TUNABLES, and a sandbox that lets rseq pass"
+                "not registered: needs Linux 4.18, a sandbox that lets rseq pass, and no other library that registers threads"
             }
             Missing::SelfTest => "the kernel failed the self-test",
             Missing::Kernel => {
@@ -255,11 +252,12 @@ pub fn missing() -> Missing {
     }
 }
 
-/// Returns whether the kernel maintains concurrency ids in the areas that the C library registered.
+/// Returns whether the kernel maintains concurrency ids in the registered areas.
 ///
-/// Costs a few loads and at most one call of `getauxval`.
+/// Costs a few loads and at most one call of `getauxval`. Registers the calling thread first if the
+/// C library has not.
 pub fn has_concurrency_ids() -> bool {
-    let registered = arch::SUPPORTED.then(arch::registration).flatten();
+    let registered = Registration::here();
     registered.is_some_and(|registered| registered.size >= abi::FEATURE_SIZE_MM_CID)
 }
 
@@ -272,7 +270,7 @@ fn decide(prefer: Index) {
     if !arch::SUPPORTED {
         return settle_atomic(Missing::Architecture);
     }
-    let Some(registered) = arch::registration() else {
+    let Some(registered) = Registration::here() else {
         return settle_atomic(Missing::Registration);
     };
     if cfg!(target_arch = "aarch64") && kernel::release(|release| !aborts_on_arm(release)) {
@@ -344,45 +342,15 @@ fn settle_atomic(why: Missing) {
     STATE.chosen.store(ATOMIC, Release);
 }
 
-/// The C library's registration of the thread's area.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Registration {
-    /// Bytes from the thread pointer to the area.
-    pub offset: isize,
-    /// Bytes of the area that the kernel maintains.
-    pub size: usize,
-}
-
-impl Registration {
-    /// Reads glibc's `__rseq_offset` and `__rseq_size`. Either pointer is null if the C library has
-    /// no such variable.
-    pub(crate) fn from_glibc(offset: *const isize, size: *const u32) -> Option<Self> {
-        if offset.is_null() || size.is_null() {
-            return None;
-        }
-        // SAFETY: both pointers are not null, so they are the addresses of glibc's read-only
-        // variables, which glibc sets before any code of the program runs.
-        let (offset, size) = unsafe { (*offset, *size as usize) };
-        if size == 0 {
-            return None;
-        }
-        // glibc 2.35 to 2.40 register 32 bytes and set `__rseq_size` to 32 or 20. The kernel may
-        // maintain fewer bytes or more. So this function asks the kernel.
-        let size = if size <= 32 {
-            // SAFETY: getauxval only reads the auxiliary vector.
-            let kernel = unsafe { libc::getauxval(abi::AT_RSEQ_FEATURE_SIZE) } as usize;
-            kernel.clamp(abi::ORIGINAL_FEATURE_SIZE, 32)
-        } else {
-            size
-        };
-        Some(Registration { offset, size })
-    }
-}
-
-/// Returns the index of the unit that operations would use now.
+/// Returns the index of the unit that operations would use now, or `MAX_INDEX - 1` in a thread that
+/// is not registered.
 ///
 /// The thread may have moved to another index by the time this returns. Costs three loads with
 /// restartable sequences, and a call of `sched_getcpu` otherwise.
+///
+/// Where this crate registers the threads itself ([`registers_threads`](crate::registers_threads)),
+/// the first call in a thread registers it, by two system calls. Until then, every operation of the
+/// thread fails. So a slow path should call this function.
 #[inline]
 pub fn current() -> usize {
     let (cs, index) = crate::near!(STATE, State).offsets();
@@ -391,8 +359,13 @@ pub fn current() -> usize {
         let cpu = unsafe { libc::sched_getcpu() };
         return if cpu < 0 { 0 } else { cpu as usize % MAX_INDEX };
     }
-    // SAFETY: `cs` is not 0, so `index` is the offset of an id field in the registered area.
-    (unsafe { arch::read_index(index) } as usize).min(MAX_INDEX - 1)
+    // SAFETY: `cs` is not 0, so `index` is the offset of an id field in the thread's area.
+    let read = || unsafe { arch::read_index(index) } as usize;
+    match read() {
+        index if index < MAX_INDEX => index,
+        _ if register_late() => read().min(MAX_INDEX - 1),
+        _ => MAX_INDEX - 1,
+    }
 }
 
 /// Returns one more than the largest index that the system can have, at most [`MAX_INDEX`].

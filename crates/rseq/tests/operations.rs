@@ -5,7 +5,7 @@
 mod storm;
 
 use pinfold_rseq::{
-    Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, backend, fence, init, possible,
+    Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, backend, current, fence, init, possible,
 };
 use std::array::from_fn;
 use std::ptr::null_mut;
@@ -197,8 +197,13 @@ fn a_storm_neither_loses_nor_doubles_a_token() {
     let place = |seed: usize| {
         for token in (1..=TOKENS).filter(|token| token % WORKERS == seed) {
             pin(token % cpus());
-            // SAFETY: every index has a unit with a stack at WORD.
-            assert!((0..1000).any(|_| unsafe { units.push(WORD, (token * 8) as *mut u8) }));
+            // On atomics, a push fails as long as a preempted thread holds the unit.
+            let push = |_| {
+                std::thread::yield_now();
+                // SAFETY: every index has a unit with a stack at WORD.
+                unsafe { units.push(WORD, (token * 8) as *mut u8) }
+            };
+            assert!((0..1000).any(push));
         }
     };
     let stop = AtomicBool::new(false);
@@ -325,6 +330,8 @@ static HANDLED: AtomicU64 = AtomicU64::new(0);
 
 /// Counts once, takes a token, and puts it back.
 extern "C" fn on_signal(_: libc::c_int) {
+    // The handler may be the first in its thread that needs the index.
+    current();
     // SAFETY: the test stored the address of a leaked table before it armed the timer.
     let units = unsafe { &*(HANDLER_UNITS.load(Ordering::Relaxed) as *const Units) };
     // SAFETY: every index has a unit with a stack at WORD.

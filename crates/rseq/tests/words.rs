@@ -335,6 +335,8 @@ static HANDLED: AtomicU64 = AtomicU64::new(0);
 static SET_ASIDE: [AtomicPtr<u8>; 64] = [const { AtomicPtr::new(null_mut()) }; 64];
 
 extern "C" fn on_signal(_: libc::c_int) {
+    // The handler may be the first in its thread that needs the index.
+    pinfold_rseq::current();
     // SAFETY: the test stored the address of a leaked table before the first signal, and every
     // index has a unit with a word and a list.
     unsafe {

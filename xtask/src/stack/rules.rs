@@ -84,8 +84,15 @@ const COSTS: &[(&str, u64)] = &[
     ("open64", 192),
     // Only for the statistics.
     ("posix_fallocate", 256),
+    // Computes a number from the TID in the thread's descriptor.
+    ("pthread_getcpuclockid", 64),
     // For a key below 32, which needs no memory.
     ("pthread_getspecific", 64),
+    // Changes an array of the C library's.
+    ("pthread_key_create", 64),
+    ("pthread_key_delete", 64),
+    // Reads the thread pointer.
+    ("pthread_self", 32),
     // Exchanges bits of the thread's own state.
     ("pthread_setcancelstate", 64),
     ("pthread_setspecific", 128),

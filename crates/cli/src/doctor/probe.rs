@@ -2,8 +2,6 @@
 #![allow(unsafe_code, reason = "asks the kernel and the C library directly")]
 
 use pinfold_rseq::abi;
-#[cfg(target_env = "gnu")]
-use std::ffi::CStr;
 use std::io::Error;
 
 /// Checks that the kernel offers `rseq`: an `Err` is the error number.
@@ -41,17 +39,4 @@ pub fn feature_size() -> usize {
     // SAFETY: `getauxval` only reads the auxiliary vector.
     let size = unsafe { libc::getauxval(abi::AT_RSEQ_FEATURE_SIZE) };
     usize::try_from(size).unwrap_or(0)
-}
-
-/// Returns the version of glibc, or `None` for another C library.
-pub fn glibc_version() -> Option<&'static str> {
-    #[cfg(target_env = "gnu")]
-    {
-        // SAFETY: glibc returns a NUL-terminated string that lives as long as the process.
-        unsafe { CStr::from_ptr(libc::gnu_get_libc_version()) }
-            .to_str()
-            .ok()
-    }
-    #[cfg(not(target_env = "gnu"))]
-    None
 }

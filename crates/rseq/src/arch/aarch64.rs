@@ -13,7 +13,7 @@
 //! | 7, 8 | a loop in the body, and its end |
 //! | 9 | the descriptor |
 
-use crate::state::Registration;
+use crate::registration::Registration;
 use core::arch::asm;
 
 pub(crate) const SUPPORTED: bool = true;
@@ -39,6 +39,21 @@ pub(crate) fn registration() -> Option<Registration> {
         );
     }
     Registration::from_glibc(offset, size)
+}
+
+/// Returns the bytes from the thread pointer to the thread's own area.
+pub(crate) fn own_area() -> isize {
+    let offset;
+    // SAFETY: the instructions load an entry of the global offset table, which is readable.
+    unsafe {
+        asm!(
+            "adrp {offset}, :gottprel:pinfold_rseq_own",
+            "ldr {offset}, [{offset}, :gottprel_lo12:pinfold_rseq_own]",
+            offset = out(reg) offset,
+            options(nostack, preserves_flags, pure, readonly),
+        );
+    }
+    offset
 }
 
 /// Returns the thread pointer, which identifies the calling thread.

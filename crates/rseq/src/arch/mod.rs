@@ -48,6 +48,28 @@ mod none;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) use none::*;
 
+// The thread's own area (`crate::registration`), `OWN_SIZE` bytes that no id fits, and the thread's
+// state. In stable Rust, only assembly can define a thread-local variable that is read without a
+// call: at an offset from the thread pointer that the loader sets.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+core::arch::global_asm!(
+    ".pushsection .tdata.pinfold_rseq_own, \"awT\", @progbits",
+    ".balign {size}",
+    ".hidden pinfold_rseq_own",
+    ".globl pinfold_rseq_own",
+    ".type pinfold_rseq_own, @tls_object",
+    "pinfold_rseq_own:",
+    ".long 0, -1", // cpu_id_start, cpu_id
+    ".quad 0",     // rseq_cs
+    ".long 0, 0",  // flags, node_id
+    ".long -1, 0", // mm_cid, reserved
+    ".zero {size} - 32",
+    ".long 0", // the state: `FRESH`
+    ".size pinfold_rseq_own, {size} + 4",
+    ".popsection",
+    size = const crate::registration::OWN_SIZE,
+);
+
 /// Where critical sections find the current unit. See [`Units::area`](crate::Units::area).
 #[derive(Clone, Copy, Debug)]
 pub struct Area {

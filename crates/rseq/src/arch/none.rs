@@ -1,8 +1,8 @@
 //! Architectures without critical sections. The atomic backend does all the work.
 //!
-//! `registration` returns `None`, so no code calls `read_index` or `spin_until_aborted`.
+//! No thread is registered, so no code calls `own_area`, `read_index` or `spin_until_aborted`.
 
-use crate::state::Registration;
+use crate::registration::Registration;
 
 pub(crate) const SUPPORTED: bool = false;
 
@@ -28,6 +28,10 @@ macro_rules! body {
     ($($section:tt)*) => {
         unreachable!("no registration on this architecture")
     };
+}
+
+pub(crate) fn own_area() -> isize {
+    body!()
 }
 
 pub(crate) unsafe fn read_index(_: isize) -> u32 {

@@ -18,7 +18,7 @@
 //! No label consists of the digits 0 and 1 only, because in Intel syntax the assembler could read
 //! such a label as a binary number.
 
-use crate::state::Registration;
+use crate::registration::Registration;
 use core::arch::asm;
 
 pub(crate) const SUPPORTED: bool = true;
@@ -42,6 +42,20 @@ pub(crate) fn registration() -> Option<Registration> {
         );
     }
     Registration::from_glibc(offset, size)
+}
+
+/// Returns the bytes from the thread pointer to the thread's own area.
+pub(crate) fn own_area() -> isize {
+    let offset;
+    // SAFETY: the instruction loads an entry of the global offset table, which is readable.
+    unsafe {
+        asm!(
+            "mov {}, qword ptr [rip + pinfold_rseq_own@GOTTPOFF]",
+            out(reg) offset,
+            options(nostack, preserves_flags, pure, readonly),
+        );
+    }
+    offset
 }
 
 /// Returns the thread pointer, which identifies the calling thread.

@@ -1,18 +1,20 @@
 //! A storm of signals, and moves between CPUs.
 #![allow(dead_code, reason = "each test uses a part")]
 
-use pinfold_rseq::{Index, decided, init};
+use pinfold_rseq::{Index, current, decided, init};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
-/// Chooses the backend. Waits while another test's thread chooses.
+/// Chooses the backend. Waits while another test's thread chooses. Registers the thread if the C
+/// library does not.
 pub fn choose() {
     init(Index::Cid);
     while !decided() {
         std::thread::yield_now();
     }
+    current();
 }
 
 pub fn cpus() -> usize {
@@ -20,7 +22,8 @@ pub fn cpus() -> usize {
     unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) as usize }
 }
 
-/// Moves the thread to the `nth` CPU. Does nothing if the system does not allow it.
+/// Moves the thread to the `nth` CPU. Does nothing if the system does not allow it. Then does what
+/// [`choose`] does.
 pub fn pin(nth: usize) {
     // SAFETY: `cpu_set_t` consists of integers, so zeroes are valid, and the call gets its size.
     unsafe {
@@ -28,6 +31,7 @@ pub fn pin(nth: usize) {
         libc::CPU_SET(nth, &mut set);
         libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
     }
+    choose();
 }
 
 /// Sends SIGUSR1 to the process every 100 microseconds until `stop`. The kernel delivers each

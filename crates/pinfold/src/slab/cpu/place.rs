@@ -12,6 +12,7 @@ use crate::topology::facts;
 use core::alloc::Layout;
 use core::num::NonZeroUsize;
 use core::ptr::null_mut;
+use pinfold_rseq::possible;
 
 /// This CPU's word of one of a cache's sheaves. Holds the word's offset in every unit.
 #[derive(Clone, Copy)]
@@ -149,8 +150,9 @@ fn prepare() -> bool {
         return false;
     }
     let index = pinfold_rseq::current();
-    if !SHEAF_UNITS.unit(index).is_null() {
-        // The unit is stopped now, or another thread has just installed it.
+    if index >= possible() || !SHEAF_UNITS.unit(index).is_null() {
+        // The thread has no index, or the unit is stopped now, or another thread has just installed
+        // it.
         return false;
     }
     // Only tries the lock. This may be a signal handler that interrupted the holder of another
