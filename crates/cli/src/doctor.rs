@@ -331,7 +331,10 @@ fn huge_pages(root: &Path) -> Check {
     let chosen = modes
         .split(['[', ']'])
         .nth(1)
-        .unwrap_or("not offered")
+        .unwrap_or(match root.join("sys/kernel").is_dir() {
+            true => "not offered",
+            false => "/sys cannot be read",
+        })
         .to_owned();
     let follows = match chosen.as_str() {
         "always" => format!(

@@ -53,6 +53,27 @@ fn sparse_and_memoryless_nodes() {
     assert_eq!(topology.distance(NodeId(2), NodeId(2)), 10);
 }
 
+/// The numbers of possible CPUs may have holes. A table by CPU number needs a place for each number
+/// up to the last, and a CPU that is not possible belongs to no set.
+#[test]
+fn holes_in_the_numbers_of_cpus() {
+    let root = machine(&[
+        (&format!("{CPU}/possible"), "0,2-3\n"),
+        (&format!("{CPU}/online"), "0,3\n"),
+        (&format!("{CPU}/isolated"), "3\n"),
+        (&format!("{NODE}/online"), "0,4\n"),
+        (&format!("{NODE}/node0/cpulist"), "0\n"),
+        (&format!("{NODE}/node4/cpulist"), "2-3\n"),
+    ]);
+    let topology = read(&root);
+    assert_eq!(topology.possible.to_string(), "0,2-3");
+    assert_eq!(topology.possible.len(), 3);
+    assert_eq!(topology.online.to_string(), "0,3");
+    assert_eq!(topology.allowed.to_string(), "0,3");
+    assert_eq!(topology.housekeeping().to_string(), "0");
+    assert_eq!(topology.cpus_of(NodeId(4)).unwrap().to_string(), "2-3");
+}
+
 #[test]
 fn a_machine_without_numa_has_one_node() {
     let root = machine(&[(&format!("{CPU}/online"), "0-1\n")]);

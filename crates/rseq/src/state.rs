@@ -446,6 +446,8 @@ mod tests {
         };
         assert_eq!(last_number(b"0-3\n"), Some(3));
         assert_eq!(last_number(b"0-3,8-11"), Some(11));
+        assert_eq!(last_number(b"0,2-3\n"), Some(3));
+        assert_eq!(last_number(b"0-1,5\n"), Some(5));
         assert_eq!(last_number(b"0\n"), Some(0));
         assert_eq!(last_number(b"99999999999999999999"), None);
         assert_eq!(last_number(b"8192"), None);

@@ -9,8 +9,8 @@
 
 use crate::syscall;
 use core::ffi::{CStr, c_char, c_int};
-use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 #[cfg(target_arch = "x86_64")]
 const NAME: &CStr = c"__vdso_clock_gettime";
@@ -27,6 +27,10 @@ const NONE: usize = 1;
 
 /// Returns the time of a clock. Makes no system call where the kernel offers a vDSO that can read
 /// that clock.
+///
+/// If a sandbox refuses the system call, a monotonic clock goes on from its last reading, by a
+/// millisecond for each call. So a caller that waits for a time does not wait without end. Another
+/// clock is then 0.
 #[inline(never)]
 pub fn clock(clock: libc::clockid_t) -> libc::timespec {
     let mut now = libc::timespec {
@@ -47,8 +51,39 @@ pub fn clock(clock: libc::clockid_t) -> libc::timespec {
     }
     let arguments = [clock as usize, (&raw mut now) as usize];
     // SAFETY: `now` is writable.
-    let _ = unsafe { syscall(libc::SYS_clock_gettime, arguments) };
+    let answer = unsafe { syscall(libc::SYS_clock_gettime, arguments) };
+    if matches!(clock, libc::CLOCK_MONOTONIC | libc::CLOCK_MONOTONIC_COARSE) {
+        return LAST.next(answer.ok().map(|_| now));
+    }
     now
+}
+
+/// The last reading of a monotonic clock by a system call.
+static LAST: Last = Last(AtomicU64::new(0));
+
+/// The last reading of a clock, in milliseconds.
+struct Last(AtomicU64);
+
+impl Last {
+    /// Notes a reading, and returns it. `None` is a refused reading: returns a millisecond more than
+    /// the last one.
+    fn next(&self, read: Option<libc::timespec>) -> libc::timespec {
+        // Relaxed is enough: no other data depends on the time.
+        match read {
+            Some(now) => {
+                let milliseconds = now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000;
+                self.0.fetch_max(milliseconds, Relaxed);
+                now
+            }
+            None => {
+                let next = self.0.fetch_add(1, Relaxed) + 1;
+                libc::timespec {
+                    tv_sec: (next / 1000) as libc::time_t,
+                    tv_nsec: (next % 1000 * 1_000_000) as libc::c_long,
+                }
+            }
+        }
+    }
 }
 
 #[cold]
@@ -179,6 +214,20 @@ mod tests {
                 "{id}: {before} {own} {after}"
             );
         }
+    }
+
+    /// A caller that waits until a time has passed must not wait without end in a sandbox that
+    /// refuses the clock.
+    #[test]
+    fn a_refused_clock_goes_on_from_its_last_reading() {
+        let last = Last(AtomicU64::new(0));
+        let read = libc::timespec {
+            tv_sec: 7,
+            tv_nsec: 999_999_999,
+        };
+        assert_eq!(nanoseconds(last.next(Some(read))), 7_999_999_999);
+        assert_eq!(nanoseconds(last.next(None)), 8_000_000_000);
+        assert_eq!(nanoseconds(last.next(None)), 8_001_000_000);
     }
 
     #[test]

@@ -31,4 +31,4 @@ pub use memory::Memory;
 pub use open::{
     Unopened, open_beneath, open_mapped, open_own, open_regular, regular, reopen_for_writing,
 };
-pub use process::{Process, has_ended, number, pids, system_fields};
+pub use process::{NO_PROC, Process, has_ended, is_proc_there, number, pids, system_fields};

@@ -17,6 +17,14 @@ const MAX_TEXT: usize = 1 << 20;
 /// The highest number of processes and threads that the kernel can be set to.
 const MAX_TASKS: usize = 1 << 22;
 
+/// What to say if `/proc` shows no processes.
+pub const NO_PROC: &str = "/proc shows no processes; mount it by `mount -t proc proc /proc`";
+
+/// Returns whether `/proc` shows processes. Without it, every process seems to have ended.
+pub fn is_proc_there() -> bool {
+    Path::new("/proc/self").exists()
+}
+
 /// Returns whether an error of a file in a process's folder means that the process or thread has
 /// ended. Any other error says nothing about it.
 pub fn has_ended(error: &io::Error) -> bool {

@@ -3,7 +3,7 @@
 use super::snapshot::Snapshot;
 use super::source::{Source, Unreadable};
 use super::{backend_name, locked, mib};
-use crate::foreign::{Deadline, pids};
+use crate::foreign::{Deadline, NO_PROC, pids};
 use crate::output::{self, Table};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -89,7 +89,7 @@ pub fn sources() -> Result<Found> {
     let mut found = Found::default();
     let pids = pids(Path::new("/proc")).context("cannot read /proc")?;
     if pids.is_empty() {
-        bail!("/proc shows no processes; mount it by `mount -t proc proc /proc`");
+        bail!(NO_PROC);
     }
     let last = LAST.load(Relaxed);
     let (before, behind): (Vec<u32>, Vec<u32>) = pids.into_iter().partition(|&pid| pid <= last);

@@ -11,7 +11,8 @@
 use super::behind::Behind;
 use super::snapshot::{Refused, Snapshot};
 use crate::foreign::{
-    Content, Mapping, Process, Unopened, has_ended, number, open_mapped, regular, system_fields,
+    Content, Mapping, NO_PROC, Process, Unopened, has_ended, is_proc_there, number, open_mapped,
+    regular, system_fields,
 };
 use rustix::fs::{Stat, major, minor};
 use std::fmt;
@@ -66,6 +67,7 @@ pub enum Unreadable {
 impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
+            Unreadable::Gone if !is_proc_there() => NO_PROC,
             Unreadable::Gone => "there is no such process, or it has ended",
             Unreadable::Forbidden => {
                 "this user may not look at it: run this as its owner, or as root with CAP_SYS_PTRACE"

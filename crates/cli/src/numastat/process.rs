@@ -31,6 +31,9 @@ impl Process {
         let folder = root.join("proc").join(pid.to_string());
         // Another process that gets the number is not met behind this descriptor.
         let process = match foreign::Process::in_any_state(&folder, pid) {
+            Err(error) if has_ended(&error) && !foreign::is_proc_there() => {
+                bail!(foreign::NO_PROC)
+            }
             Err(error) if has_ended(&error) => {
                 bail!("there is no process {pid}, or it is hidden from this user")
             }

@@ -1,6 +1,6 @@
 //! Finds the shared library.
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use pinfold_malloc::settings::LIBRARY;
 use std::env;
 use std::ffi::OsString;
@@ -35,7 +35,12 @@ fn look() -> Result<PathBuf> {
             ),
         };
     }
-    let command = env::current_exe()?.canonicalize()?;
+    let command = env::current_exe().and_then(|command| command.canonicalize());
+    let command = command.with_context(|| {
+        format!(
+            "cannot look for libpinfold.so beside the command; mount /proc by `mount -t proc proc /proc`, or set {LIBRARY} to the library's path"
+        )
+    })?;
     let here = command.parent().unwrap_or(Path::new("/"));
     let places = [
         here.join("../lib/libpinfold.so"),

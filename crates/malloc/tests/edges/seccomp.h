@@ -41,6 +41,7 @@ static void on_trap(int number, siginfo_t *info, void *context)
 		const char *name;
 	} names[] = {
 		{ SYS_openat, "openat" },
+		{ SYS_clock_gettime, "clock_gettime" },
 		{ SYS_membarrier, "membarrier" },
 		{ SYS_prctl, "prctl" },
 		{ SYS_sched_getaffinity, "sched_getaffinity" },

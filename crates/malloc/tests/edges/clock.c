@@ -1,0 +1,74 @@
+/*
+ * A sandbox refuses clock_gettime with an error, on a machine on which the allocator reads clocks
+ * by that system call.
+ *
+ * The program hides the vDSO from the allocator: it defines getauxval, and says that there is none.
+ * The C library does not ask by getauxval, so the program's own clock works. With the word "trap",
+ * the filter names the call and ends the process, which shows that the allocator makes the call.
+ */
+#include "seccomp.h"
+#include <elf.h>
+#include <sys/wait.h>
+
+unsigned long getauxval(unsigned long type)
+{
+	/* The kernel puts the vector behind the environment that the program began with. */
+	static const Elf64_auxv_t *vector;
+	extern char **environ;
+	if (!vector) {
+		char **end = environ;
+		while (*end)
+			end++;
+		vector = (const Elf64_auxv_t *)(end + 1);
+	}
+	if (type == AT_SYSINFO_EHDR)
+		return 0;
+	for (const Elf64_auxv_t *entry = vector; entry->a_type != AT_NULL; entry++)
+		if (entry->a_type == type)
+			return entry->a_un.a_val;
+	return 0;
+}
+
+static void *work(void *seed)
+{
+	churn_for((unsigned)(size_t)seed, working_time() / 2);
+	return NULL;
+}
+
+static void in_handler(int number)
+{
+	(void)number;
+	int status;
+	pid_t child = fork();
+	CHECK(child >= 0);
+	if (child == 0)
+		_exit(0);
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+}
+
+int main(int count, char **words)
+{
+	static const int calls[] = { SYS_clock_gettime };
+	int trap = count > 1 && !strcmp(words[1], "trap");
+	tell_traps();
+	working_time();
+	churn_for(1, 0.2);
+	enter_filter(calls, 1, trap ? SECCOMP_RET_TRAP : SECCOMP_RET_ERRNO | EPERM,
+		     SECCOMP_RET_ALLOW);
+	pthread_t threads[3];
+	for (size_t i = 0; i < 3; i++)
+		threads[i] = start(work, (void *)i);
+	churn_for(2, working_time() / 4);
+	/* A handler's fork waits for the locks of malloc only for a time. */
+	CHECK(signal(SIGUSR1, in_handler) != SIG_ERR);
+	for (int i = 0; i < 20; i++) {
+		pthread_kill(threads[i % 3], SIGUSR1);
+		churn(3, 200);
+	}
+	for (int i = 0; i < 3; i++)
+		pthread_join(threads[i], NULL);
+	/* What is idle falls due. */
+	sleep_for(0.6);
+	churn_for(4, working_time() / 4);
+	return 0;
+}
