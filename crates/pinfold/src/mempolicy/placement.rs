@@ -4,6 +4,7 @@
 use super::{Flags, Mempolicy, Mode, SYSTEM_DEFAULT, Weights};
 use crate::nodes;
 use crate::topology::{NodeId, NodeSet};
+use core::num::NonZeroU64;
 use core::sync::atomic::AtomicU8;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -13,15 +14,17 @@ static WEIGHTS: [AtomicU8; nodes::MAX_NODES] = [const { AtomicU8::new(0) }; node
 /// The nodes that the allocator asks under a policy. Nodes have the allocator's numbers, not the
 /// system's.
 ///
-/// A placement takes two words, so that it can be read without a lock and passed in registers. The
-/// `default` policy has no placement.
+/// A placement is two words, so that it can be read without a lock, and so that an
+/// `Option<Placement>` is passed in registers too. With a field for each part, the compiler builds
+/// the option in memory by stores of single bytes, and the load of a whole word waits for them.
+///
+/// The `default` policy has no placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placement {
-    mode: Mode,
-    /// The node from which distances are measured, if it is not the thread's node.
-    home: Option<u8>,
-    /// A bit for each of the policy's nodes; never 0.
-    mask: u64,
+    /// The mode's number, and from [`HOME_SHIFT`] on the home node's number plus 1, or 0.
+    mode_and_home: u64,
+    /// A bit for each of the policy's nodes.
+    mask: NonZeroU64,
 }
 
 /// The bits of the first word from this one on hold the home node's number plus 1.
@@ -61,10 +64,10 @@ impl Placement {
             },
         };
         let home = policy.home().and_then(|home| nodes::with_id(home.0));
+        let home = home.map_or(0, |home| home as u64 + 1);
         Some(Placement {
-            mode: policy.mode(),
-            home: home.map(|home| home as u8),
-            mask,
+            mode_and_home: policy.mode() as u64 | home << HOME_SHIFT,
+            mask: NonZeroU64::new(mask)?,
         })
     }
 
@@ -79,9 +82,8 @@ impl Placement {
     /// Returns the placement that asks `node` only.
     pub(crate) fn only(node: usize) -> Placement {
         Placement {
-            mode: Mode::Bind,
-            home: None,
-            mask: 1 << node,
+            mode_and_home: Mode::Bind as u64,
+            mask: NonZeroU64::new(1 << node).unwrap_or(NonZeroU64::MIN),
         }
     }
 
@@ -95,36 +97,50 @@ impl Placement {
 
     /// Returns the placement as words, to keep in atomics. Never all zeroes.
     pub(crate) fn to_words(self) -> [u64; Self::WORDS] {
-        let home = self.home.map_or(0, |home| u64::from(home) + 1);
-        [self.mode as u64 | home << HOME_SHIFT, self.mask]
+        [self.mode_and_home, self.mask.get()]
     }
 
-    /// Returns the placement with these words, or `None` if the words are not those of a placement.
+    /// Returns the placement with these words, or `None` if there is no node in them. The words
+    /// come from [`to_words`](Self::to_words), or are zeroes.
     #[inline(always)]
-    pub(crate) fn from_words([first, mask]: [u64; Self::WORDS]) -> Option<Placement> {
-        let mode = Mode::from_number(first & 0xff)?;
-        let home = (first >> HOME_SHIFT).checked_sub(1).map(|home| home as u8);
-        (mask != 0 && mode != Mode::Default).then_some(Placement { mode, home, mask })
+    pub(crate) fn from_words([mode_and_home, mask]: [u64; Self::WORDS]) -> Option<Placement> {
+        let mask = NonZeroU64::new(mask)?;
+        Some(Placement {
+            mode_and_home,
+            mask,
+        })
+    }
+
+    #[inline(always)]
+    fn mode(self) -> Mode {
+        Mode::from_number(self.mode_and_home & 0xff).unwrap_or(Mode::Default)
+    }
+
+    /// Returns the node from which distances are measured, if it is not the thread's node.
+    fn home(self) -> Option<usize> {
+        (self.mode_and_home >> HOME_SHIFT)
+            .checked_sub(1)
+            .map(|home| home as usize)
     }
 
     /// Returns whether the policy uses its nodes in turn.
     pub(crate) fn interleaves(self) -> bool {
-        matches!(self.mode, Mode::Interleave | Mode::WeightedInterleave)
+        self.mode().interleaves()
     }
 
     /// Returns the node from which the page at `index` of a range should come, for a thread on node
     /// `local`. Only computes. Under `weighted interleave`, also loads the weights.
     #[inline]
     pub(crate) fn target(self, index: u64, local: usize) -> usize {
-        match self.mode {
+        match self.mode() {
             Mode::Default | Mode::Local => local,
             Mode::Interleave => {
-                let nth = index % u64::from(self.mask.count_ones());
-                nth_bit(self.mask, nth as u32)
+                let nth = index % u64::from(self.mask.get().count_ones());
+                nth_bit(self.mask.get(), nth as u32)
             }
             Mode::WeightedInterleave => self.weighted(index),
             Mode::Preferred => self.mask.trailing_zeros() as usize,
-            Mode::Bind | Mode::PreferredMany => self.nearest(self.home.map_or(local, usize::from)),
+            Mode::Bind | Mode::PreferredMany => self.nearest(self.home().unwrap_or(local)),
         }
     }
 
@@ -132,7 +148,7 @@ impl Placement {
     /// weight.
     fn weighted(self, index: u64) -> usize {
         let weight = |node: usize| u64::from(WEIGHTS[node].load(Relaxed)).max(1);
-        let members = || (0..64).filter(|node| self.mask >> node & 1 == 1);
+        let members = || (0..64).filter(|node| self.mask.get() >> node & 1 == 1);
         let mut left = index % members().map(weight).sum::<u64>().max(1);
         let chosen = members().find(|&node| match left.checked_sub(weight(node)) {
             Some(rest) => {
@@ -156,7 +172,7 @@ impl Placement {
     }
 
     fn has(self, node: usize) -> bool {
-        self.mask >> node & 1 == 1
+        self.mask.get() >> node & 1 == 1
     }
 
     /// Returns the nodes that the allocator asks for memory, in this order, when the memory should
@@ -166,8 +182,8 @@ impl Placement {
     /// Under `prefer (many)`, the policy's own nodes come first.
     pub(crate) fn fallback(self, target: usize) -> impl Iterator<Item = usize> {
         let by_distance = move || (0..nodes::real()).map(move |nth| nodes::nearest(target, nth));
-        let own_first = matches!(self.mode, Mode::Bind | Mode::PreferredMany);
-        let others_last = self.mode == Mode::PreferredMany;
+        let own_first = matches!(self.mode(), Mode::Bind | Mode::PreferredMany);
+        let others_last = self.mode() == Mode::PreferredMany;
         by_distance()
             .filter(move |&node| !own_first || self.has(node))
             .chain(by_distance().filter(move |&node| others_last && !self.has(node)))

@@ -338,9 +338,16 @@ impl Pages {
     }
 
     /// Counts a page, if counting is on.
-    #[inline]
+    #[inline(always)]
     fn count(&self, request: NodeRequest) {
-        if self.duties.load(Relaxed) & COUNTS != 0 && !nodes::is_the_kernels(request.node) {
+        if self.duties.load(Relaxed) & COUNTS != 0 {
+            self.count_always(request);
+        }
+    }
+
+    #[inline(never)]
+    fn count_always(&self, request: NodeRequest) {
+        if !nodes::is_the_kernels(request.node) {
             arena::for_each_item(request, nodes::of_this_cpu(), |node, item| {
                 self.stat.inc(Zone::normal(node), item);
             });
