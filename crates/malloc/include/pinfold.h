@@ -807,7 +807,7 @@ void pinfold_counter_destroy(struct pinfold_counter *counter);
 /*
  * Add `n`, subtract `n`, add 1, subtract 1. Never fail, and never wait. Cost a call and one
  * critical section. One add in a batch also makes one atomic add to the total. An add larger than
- * the batch is one atomic add.
+ * an eighth of the batch is one atomic add.
  */
 void pinfold_counter_add(struct pinfold_counter *counter, int64_t n);
 void pinfold_counter_sub(struct pinfold_counter *counter, int64_t n);
@@ -1060,8 +1060,8 @@ void pinfold_shepherd_unwatch(const struct pinfold_counter *counter);
 /*
  * Folds the watched counters now, and gives back memory that idle caches hold.
  *
- * Returns how many CPUs' words had changed. Reads two words for each watched counter and CPU that
- * adds.
+ * Returns how many CPUs' words had changed. Reads four words for each watched counter and CPU
+ * that adds.
  */
 size_t pinfold_shepherd_tick(const struct pinfold_shepherd *shepherd);
 

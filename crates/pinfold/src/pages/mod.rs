@@ -413,8 +413,8 @@ impl Pages {
     /// (see [`thread_changed`](crate::mempolicy::thread_changed)). It does not notice other system
     /// calls, or a cpuset that changes.
     ///
-    /// While this is on, each of these allocations makes a system call, `get_mempolicy`: about
-    /// 1.4 µs, several times what zeroing the page costs. If the kernel refuses the call, or the
+    /// While this is on, each of these allocations makes a system call, `get_mempolicy`, which
+    /// takes several times as long as zeroing the page. If the kernel refuses the call, or the
     /// thread has no policy, the page comes from the node that the thread runs on, or by the policy
     /// that the process was started with. Under an interleaving policy, the place decides whose
     /// turn it is, not the kernel's count of the thread's pages.
