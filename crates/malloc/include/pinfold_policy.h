@@ -262,6 +262,16 @@ pinfold_mempolicy_t *pinfold_shared_policy_lookup(const struct pinfold_shared_po
 						  uint64_t page);
 
 /*
+ * Returns the node from which page `page` should come for the calling thread, by the policy that
+ * pinfold_shared_policy_lookup finds, or -1 with ENOENT. Stores the mode that chose the node, a
+ * number of enum pinfold_mempolicy_mode, to `mode`, unless that is NULL. Under the interleaving
+ * modes, the page's number decides whose turn it is. Costs O(log n), and copies no policy. Safe in
+ * signal handlers.
+ */
+int pinfold_shared_policy_node(const struct pinfold_shared_policy *shared, uint64_t page,
+			       int *mode);
+
+/*
  * Pages by policy, for programs that hand out pages themselves. The program asks for a page by its
  * place, a number that the program chooses. Ranges of places have policies. Each CPU has a list of
  * free pages for each node.

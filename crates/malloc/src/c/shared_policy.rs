@@ -3,7 +3,7 @@
 //! set, ENOMEM if there is no memory.
 
 use super::policy::{CPolicy, held, policy_of};
-use super::support::{answer, boxed, methods, null_with, unboxed};
+use super::support::{answer, boxed, failed, methods, null_with, unboxed};
 use core::ffi::c_int;
 use pinfold::mempolicy::SharedPolicy;
 
@@ -38,6 +38,21 @@ methods! { &SharedPolicy, "`this` is a map of this API that has not been destroy
             Some(policy) => held(policy),
             None => null_with(libc::ENOENT),
         }
+    };
+}
+
+methods! { &SharedPolicy, "`this` is a map of this API that has not been destroyed. `mode` is null, or writable.":
+    /// Returns the node from which a page should come for the calling thread. Stores the number of
+    /// the mode that chose it to `mode`, unless that is null. Returns −1 with ENOENT if neither the
+    /// page nor the map has a policy.
+    pinfold_shared_policy_node(page: u64, mode: Option<&mut c_int>) -> c_int = |this| {
+        let Some((node, by)) = this.node_for(page) else {
+            return failed(libc::ENOENT);
+        };
+        if let Some(mode) = mode {
+            *mode = by as c_int;
+        }
+        node.0 as c_int
     };
 }
 

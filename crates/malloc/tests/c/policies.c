@@ -189,12 +189,16 @@ static void defaults(void)
 	pinfold_mempolicy_t *mount = parsed("prefer:0"), *range = parsed("bind:0"), *found;
 	pinfold_mempolicy_t *nowhere = parsed("bind:1000");
 	void *page;
+	int mode;
 
 	CHECK(map && pool);
 	CHECK(pinfold_shared_policy_set_default(map, NULL) == 0);
 	CHECK(pinfold_shared_policy_set_default(map, mount) == 0);
 	CHECK(pinfold_shared_policy_set(map, 5, 7, range) == 0);
 	CHECK((found = pinfold_shared_policy_lookup(map, 6)) && reads(found, "bind:0"));
+	CHECK(pinfold_shared_policy_node(map, 6, &mode) == 0 && mode == PINFOLD_MPOL_BIND);
+	CHECK(pinfold_shared_policy_node(map, 7, &mode) == 0 && mode == PINFOLD_MPOL_PREFERRED);
+	CHECK(pinfold_shared_policy_node(map, 7, NULL) == 0);
 	pinfold_mempolicy_put(found);
 	CHECK((found = pinfold_shared_policy_lookup(map, UINT64_MAX)) && reads(found, "prefer:0"));
 	pinfold_mempolicy_put(found);
@@ -204,6 +208,8 @@ static void defaults(void)
 	CHECK(pinfold_shared_policy_set_default(map, NULL) == 0);
 	errno = 0;
 	CHECK(!pinfold_shared_policy_lookup(map, 6) && errno == ENOENT);
+	errno = 0;
+	CHECK(pinfold_shared_policy_node(map, 6, &mode) == -1 && errno == ENOENT);
 	CHECK(pinfold_pages_set_default_policy(pool, mount) == 0);
 	errno = 0;
 	CHECK(pinfold_pages_set_default_policy(pool, nowhere) == -1 && errno == EINVAL);

@@ -112,7 +112,7 @@ impl Placement {
     }
 
     #[inline(always)]
-    fn mode(self) -> Mode {
+    pub(super) fn mode(self) -> Mode {
         Mode::from_number(self.mode_and_home & 0xff).unwrap_or(Mode::Default)
     }
 

@@ -6,7 +6,8 @@
 use super::policy::WORDS;
 use super::ranges::{RangeError, Ranges};
 use super::{Mempolicy, Mode, Placement};
-use crate::topology::NodeSet;
+use crate::nodes;
+use crate::topology::{NodeId, NodeSet};
 use core::fmt;
 use core::ops::Range;
 
@@ -177,6 +178,31 @@ impl SharedPolicy {
     pub fn lookup(&self, page: u64) -> Option<Mempolicy> {
         let words = self.ranges.lookup_all(page)?;
         Some(policy_in(&words))
+    }
+
+    /// Returns the node from which a page should come for the calling thread, and the mode that
+    /// chose it. The policy is the one that [`lookup`](Self::lookup) finds. Returns `None` if there
+    /// is none.
+    ///
+    /// For programs that place many pages. O(log n), as `lookup`, but copies two words and not the
+    /// policy. Under an interleaving mode, the page's number decides whose turn it is. Under
+    /// `bind` and `prefer (many)`, the node is the policy's nearest. `prefer` counts as `local` if
+    /// its node is not usable.
+    ///
+    /// ```
+    /// use pinfold::mempolicy::{Mempolicy, Mode, SharedPolicy};
+    /// use pinfold::topology::NodeId;
+    ///
+    /// let map = SharedPolicy::new();
+    /// map.set(0..100, Some(&Mempolicy::parse("bind:0")?))?;
+    /// assert_eq!(map.node_for(7), Some((NodeId(0), Mode::Bind)));
+    /// assert_eq!(map.node_for(100), None);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn node_for(&self, page: u64) -> Option<(NodeId, Mode)> {
+        let placement = self.placement(page)?;
+        let node = placement.target(page, nodes::of_this_cpu());
+        Some((NodeId(nodes::id(node)), placement.mode()))
     }
 
     /// Returns how the allocator follows a page's policy, or `None` if the page has no policy and
