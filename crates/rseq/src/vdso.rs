@@ -65,8 +65,8 @@ static LAST: Last = Last(AtomicU64::new(0));
 struct Last(AtomicU64);
 
 impl Last {
-    /// Notes a reading, and returns it. `None` is a refused reading: returns a millisecond more than
-    /// the last one.
+    /// Notes a reading, and returns it. `None` is a refused reading: returns a millisecond more
+    /// than the last one.
     fn next(&self, read: Option<libc::timespec>) -> libc::timespec {
         // Relaxed is enough: no other data depends on the time.
         match read {
