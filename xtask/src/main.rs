@@ -1,5 +1,4 @@
-//! Chores for developers: `cargo xtask tidy`, `stack`, `install`, `vm` and
-//! `policy-tests`.
+//! Chores for developers: `cargo xtask tidy`, `stack`, `install`, `vm`, `root` and `policy-tests`.
 #![forbid(unsafe_code)]
 
 mod calls;
@@ -33,6 +32,7 @@ enum Chore {
     Stack(stack::Args),
     Install(install::Args),
     Vm(vm::Args),
+    Root(vm::chroot::Args),
     PolicyTests(vm::policy_tests::Args),
 }
 
@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         Chore::Stack(args) => stack::main(args),
         Chore::Install(args) => install::main(args),
         Chore::Vm(args) => vm::main(args),
+        Chore::Root(args) => vm::chroot::main(&args),
         Chore::PolicyTests(args) => vm::policy_tests::main(&args),
     };
     match outcome {
@@ -104,6 +105,9 @@ mod tests {
             "vm --shell pinfold",
             "vm --kernel-args nohz_full=5-7 --seconds 60",
             "vm --prepare --arch aarch64 -- operations rseq-unit =counter",
+            "root --libc 2.43",
+            "root --libc 2.31 --package gcc --package libc6-dev --prepare",
+            "root --libc 2.43 -- target/release/pinfold-bench slab --sizes 64",
             "policy-tests",
             "policy-tests --ltp /src/ltp --seconds 600 numactl/shmtest ltp/mbind",
         ] {
@@ -126,6 +130,8 @@ mod tests {
             "vm --arch riscv64",
             "vm --seconds",
             "vm --list --prepare",
+            "root",
+            "root --libc 2.43 ls",
             "policy-tests --ltp",
         ] {
             let status = parse(line).err().map(|error| error.exit_code());

@@ -395,10 +395,13 @@ fn pages_of_free_objects_go_back() {
         unsafe { object.as_ptr().write_bytes(nth as u8, 1024) };
     }
     let full = resident();
+    // An object in use keeps its page, so that larger pages need objects that are farther apart.
+    // SAFETY: sysconf has no preconditions.
+    let stride = 50 * unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize / 4096;
     let (kept, freed): (Vec<_>, Vec<_>) = objects
         .into_iter()
         .enumerate()
-        .partition(|(nth, _)| nth % 50 == 0);
+        .partition(|(nth, _)| nth % stride == 0);
     give(&cache, freed.into_iter().map(|(_, object)| object));
     cache.shrink().unwrap();
     let shepherd = Shepherd::new();

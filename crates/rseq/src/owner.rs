@@ -4,9 +4,10 @@
 //! its index. If it did not, two threads would change words of one unit together, and an object
 //! could be lost or handed out twice long before anything fails.
 //!
-//! So before an operation, a debug build runs a section that writes the thread's token into the
-//! unit's header and reads it for a while. Any other value there was written by a second thread in
-//! the middle of this section. The process then ends at once.
+//! So before each operation except the fast paths of malloc and free, a debug build runs a section
+//! that writes the thread's token into the unit's header and reads it for a while. Any other value
+//! there was written by a second thread in the middle of this section. The process then ends at
+//! once.
 //!
 //! A thread that the kernel preempts or moves, and a thread that a signal handler interrupts, never
 //! continues its section, so it does not see the other's token.

@@ -4,6 +4,7 @@
 mod arch;
 mod binaries;
 mod boot;
+pub mod chroot;
 mod image;
 mod machines;
 mod packages;

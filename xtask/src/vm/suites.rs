@@ -10,7 +10,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+/// The keys of Debian's archive.
+pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const ARCHIVE: &str = "http://deb.debian.org/debian";
 const SECURITY: &str = "http://deb.debian.org/debian-security";
 /// The suites, each with its archive. If several have the same version, the first of them is used.
@@ -24,6 +25,8 @@ const SUITES: &[(&str, &str)] = &[
     (ARCHIVE, "forky"),
     (ARCHIVE, "sid"),
 ];
+/// An old suite, which may leave the archive. It is left out if it cannot be read.
+const OLD: (&str, &str) = (ARCHIVE, "bullseye");
 /// Packages whose libraries replace this machine's libraries. All come from the same suite.
 const LIBRARIES: [&str; 3] = ["libc6", "libgcc-s1", "libstdc++6"];
 
@@ -46,6 +49,29 @@ pub struct Libc {
     pub version: String,
     /// The folder of its libraries.
     pub folder: PathBuf,
+}
+
+/// A suite, as the source of a whole root file system.
+pub struct Release {
+    pub archive: String,
+    pub suite: String,
+}
+
+/// Returns the suite whose C library has a version that begins with `version`. Of several, returns
+/// the one with the newest C library.
+pub fn release(cache: &Path, version: &str) -> Result<Release> {
+    let offers = Suites::open(cache)?.offers;
+    // The other suites only add packages to one of these.
+    let is_whole = |one: &&Offer| one.name == "libc6" && !one.suite.contains('-');
+    let all: Vec<_> = offers.iter().filter(is_whole).collect();
+    let libc = newest(&all, version).with_context(|| lacks("C libraries", &all))?;
+    let mut suites = SUITES.iter().chain([&OLD]);
+    let found = suites.find(|suite| suite.1 == libc.suite);
+    let (archive, suite) = found.with_context(|| format!("no suite {}", libc.suite))?;
+    Ok(Release {
+        archive: archive.to_string(),
+        suite: suite.to_string(),
+    })
 }
 
 /// Returns the newest kernel whose version begins with `version`. Downloads it if necessary.
@@ -139,8 +165,11 @@ fn download(folder: &Path) -> Result<()> {
         format!("deb [arch=amd64 target=Packages signed-by={KEYRING}] {archive} {suite} main\n")
     };
     let sources: String = SUITES.iter().map(source).collect();
-    fs::write(folder.join("sources.list"), sources)?;
-    apt(folder, "apt-get", &["update", "-qq", "--error-on=any"])?;
+    let update = |sources: String| {
+        fs::write(folder.join("sources.list"), sources)?;
+        apt(folder, "apt-get", &["update", "-qq", "--error-on=any"])
+    };
+    update(sources.clone() + &source(&OLD)).or_else(|_| update(sources))?;
     let names = apt(folder, "apt-cache", &["pkgnames", "linux-"])?;
     let kernels = |name: &&str| {
         let is_kernel = name.starts_with("linux-image-") || name.starts_with("linux-binary-");
