@@ -84,6 +84,7 @@ mod fence;
 pub mod kernel;
 #[doc(hidden)]
 pub mod near;
+#[cfg(debug_assertions)]
 mod owner;
 mod registration;
 mod selftest;

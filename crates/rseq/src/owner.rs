@@ -11,32 +11,26 @@
 //!
 //! A thread that the kernel preempts or moves, and a thread that a signal handler interrupts, never
 //! continues its section, so it does not see the other's token.
-#![cfg_attr(debug_assertions, allow(unsafe_code, reason = "runs a section"))]
+#![allow(unsafe_code, reason = "runs a section")]
 
 use crate::arch::Area;
 
 /// Bytes from the start of a unit to the word with the token. The word before is the lock of the
 /// atomic backend.
-#[cfg(debug_assertions)]
 pub(crate) const OWNER: usize = 8;
 
 /// How often a thread reads the word: for about as long as another CPU's store takes to arrive.
-#[cfg(debug_assertions)]
 const ROUNDS: u64 = 64;
 
-/// In a debug build, ends the process if another thread works on the current unit meanwhile.
+/// Ends the process if another thread works on the current unit meanwhile.
 #[inline(always)]
-pub(crate) fn check_owner(area: &Area) {
-    #[cfg(debug_assertions)]
+pub(crate) fn check(area: &Area) {
     if is_shared(area, ROUNDS) {
         abort();
     }
-    #[cfg(not(debug_assertions))]
-    let _ = area;
 }
 
 /// Returns whether another thread wrote its token while this one held the unit.
-#[cfg(debug_assertions)]
 fn is_shared(area: &Area, rounds: u64) -> bool {
     let token = crate::thread_pointer() as u64;
     // SAFETY: the area is registered, and every unit begins with a header. Only this function uses
@@ -44,7 +38,6 @@ fn is_shared(area: &Area, rounds: u64) -> bool {
     unsafe { area.hold(OWNER, token, rounds) != 0 }
 }
 
-#[cfg(debug_assertions)]
 #[cold]
 fn abort() -> ! {
     let line = "pinfold: two threads work on one unit: the kernel gave both the same index\n";
@@ -56,7 +49,7 @@ fn abort() -> ! {
     }
 }
 
-#[cfg(all(test, debug_assertions))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::{Backend, Index, UNIT_HEADER, Units, backend, init};

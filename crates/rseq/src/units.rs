@@ -6,7 +6,6 @@
 
 use crate::arch::Area;
 use crate::atomic;
-use crate::owner::check_owner;
 use crate::state::STATE;
 use core::mem::offset_of;
 use core::ptr::null_mut;
@@ -370,7 +369,12 @@ impl Units {
     #[inline(always)]
     pub fn area(&self) -> Option<Area> {
         let area = self.area_unchecked();
-        (area.cs != 0).then_some(area).inspect(check_owner)
+        let area = (area.cs != 0).then_some(area);
+        #[cfg(debug_assertions)]
+        if let Some(area) = &area {
+            crate::owner::check(area);
+        }
+        area
     }
 
     /// Returns what [`area`](Self::area) does, without a test of the backend.

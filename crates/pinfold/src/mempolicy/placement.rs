@@ -1,7 +1,7 @@
 //! How the allocator follows a policy: the policy's mode and nodes, packed into two words. The
 //! nodes have the allocator's own numbers.
 
-use super::{Flags, Mempolicy, Mode, SYSTEM_DEFAULT, Weights};
+use super::{Flags, Mempolicy, Mode, Weights};
 use crate::nodes;
 use crate::topology::{NodeId, NodeSet};
 use core::num::NonZeroU64;
@@ -52,21 +52,18 @@ impl Placement {
     /// passed to `of` before.
     pub(super) fn again(policy: &Mempolicy) -> Option<Placement> {
         let all = u64::MAX >> (64 - nodes::real());
-        let mask = match policy.mode() {
-            Mode::Default => return None,
-            Mode::Local => all,
-            _ => match numbers_of(policy) {
-                // With the mask of all nodes, `prefer` would mean the first node. The kernel uses
-                // the local node.
-                0 if policy.mode() == Mode::Preferred => return Placement::again(&SYSTEM_DEFAULT),
-                0 => all,
-                mask => mask,
-            },
+        let (mode, mask) = match (policy.mode(), numbers_of(policy)) {
+            (Mode::Default, _) => return None,
+            // With the mask of all nodes, `prefer` would mean the first node. The kernel uses the
+            // local node.
+            (Mode::Local, _) | (Mode::Preferred, 0) => (Mode::Local, all),
+            (mode, 0) => (mode, all),
+            (mode, mask) => (mode, mask),
         };
         let home = policy.home().and_then(|home| nodes::with_id(home.0));
         let home = home.map_or(0, |home| home as u64 + 1);
         Some(Placement {
-            mode_and_home: policy.mode() as u64 | home << HOME_SHIFT,
+            mode_and_home: mode as u64 | home << HOME_SHIFT,
             mask: NonZeroU64::new(mask)?,
         })
     }
