@@ -6,7 +6,7 @@ use pinfold_rseq::kernel;
 /// Writes a message and the name of this process to standard error. Allocates nothing.
 #[cold]
 pub(crate) fn write(message: core::fmt::Arguments<'_>) {
-    let mut text = Text::<512>::new();
+    let mut text = Text::<448>::new();
     let _ = core::fmt::write(
         &mut text,
         format_args!("pinfold: {message}\n  {ThisProcess}\n"),
