@@ -51,7 +51,7 @@ fn the_one_who_registers_threads_is_named() {
     assert!(ok && found.starts_with("Pinfold itself"), "{found}");
     let (ok, found, _) = said(without(), "backend");
     assert!(ok && found.contains("restartable sequences"), "{found}");
-    // The kernel offers the same, whoever registers.
+    // These lines name what the kernel offers, which does not depend on who registers.
     for check in ["concurrency ids", "membarrier"] {
         assert_eq!(said(without(), check), said(doctor(), check));
     }

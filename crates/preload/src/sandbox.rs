@@ -2,10 +2,9 @@
 //! this library starts by itself makes no system call that malloc does not make: the sandbox's
 //! filter may end the process at such a call.
 //!
-//! A thread without privileges must call `prctl(PR_SET_NO_NEW_PRIVS)` before it may load a filter,
-//! and libseccomp makes that call for every program. One kind of program is missed: one whose
-//! thread has privileges, does not make that call, and loads its filter by the system call
-//! `seccomp`.
+//! A thread without privileges must call `prctl(PR_SET_NO_NEW_PRIVS)` before it may load a filter.
+//! libseccomp makes that call for every program. A thread with privileges may skip the call, and
+//! load its filter by the system call `seccomp`. The library does not notice such a thread.
 
 use crate::policies::answer;
 use core::ffi::{c_int, c_ulong};

@@ -269,6 +269,45 @@ pub fn block_signals(how: c_int, which: u64) -> Answer<u64> {
     unsafe { syscall(libc::SYS_rt_sigprocmask, [how as usize, new, old, 8]) }.map(|_| before)
 }
 
+/// The bit of `signal` in a signal mask.
+const fn bit(signal: c_int) -> u64 {
+    1 << (signal - 1)
+}
+
+/// The signals that the kernel sends to the thread that caused them.
+///
+/// The kernel ends a process if a thread causes one of these signals and blocks it, even if the
+/// process has a handler. A sandbox may have such a handler, which carries out the system calls
+/// that a filter traps.
+pub const SYNCHRONOUS: u64 = bit(libc::SIGSYS)
+    | bit(libc::SIGSEGV)
+    | bit(libc::SIGBUS)
+    | bit(libc::SIGFPE)
+    | bit(libc::SIGILL)
+    | bit(libc::SIGTRAP);
+
+/// Keeps the calling thread's signals blocked until this value is dropped. Leaves out the
+/// [`SYNCHRONOUS`] ones and those that the C library uses itself, which stay as they are.
+pub struct Signals(Option<u64>);
+
+impl Signals {
+    /// Blocks the signals. Does nothing if the system refuses.
+    pub fn block() -> Signals {
+        // The kernel's first real-time signal is 32. The C library keeps this one and those up to
+        // SIGRTMIN for itself.
+        let library = (32..libc::SIGRTMIN()).fold(0, |mask, signal| mask | bit(signal));
+        Signals(block_signals(libc::SIG_BLOCK, !(SYNCHRONOUS | library)).ok())
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        if let Some(before) = self.0 {
+            let _ = block_signals(libc::SIG_SETMASK, before);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

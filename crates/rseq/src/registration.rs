@@ -4,14 +4,14 @@
 //! library does not, this module registers an area of its own in each thread that asks for its
 //! index ([`current`](crate::current)).
 //!
-//! The own area is a thread-local variable at a fixed offset from the thread pointer. Its id fields
-//! hold −1 while it is not registered. So a critical section finds no unit then, and the operation
-//! takes its slow path. Behind the area stands the state of the thread:
+//! The own area is a thread-local variable at a fixed offset from the thread pointer. While it is
+//! not registered, its id fields hold −1. So a critical section finds no unit, and the operation
+//! takes its slow path. The thread's state stands behind the area:
 //!
 //! | state | changed when | to |
 //! |---|---|---|
 //! | [`FRESH`] | the kernel registers the area | [`REGISTERED`] |
-//! | `FRESH` | the kernel refuses, for example because other code registered the thread | [`NEVER`] |
+//! | `FRESH` | the kernel refuses, for example because other code was first | [`NEVER`] |
 //! | `REGISTERED` | the thread ends | `NEVER` |
 #![allow(
     unsafe_code,
@@ -232,7 +232,7 @@ impl OwnArea {
             return;
         }
         // The kernel writes 0 to `mm_cid`, which looks like an index. No handler may read it.
-        let before = kernel::block_signals(libc::SIG_BLOCK, !NEVER_BLOCKED);
+        let _signals = kernel::Signals::block();
         if self.call(UNREGISTER).is_ok() {
             // The kernel has let go of the area, so its id fields may be written.
             for field in [abi::CPU_ID, abi::MM_CID] {
@@ -240,9 +240,6 @@ impl OwnArea {
                 field.store(abi::CPU_ID_UNINITIALIZED, Relaxed);
             }
             self.state().store(NEVER, Relaxed);
-        }
-        if let Ok(before) = before {
-            let _ = kernel::block_signals(libc::SIG_SETMASK, before);
         }
     }
 
@@ -257,26 +254,6 @@ impl OwnArea {
 
 /// The flag of the system call that undoes a registration.
 const UNREGISTER: usize = 1;
-
-/// Signals that stay unblocked: those that an instruction of the thread causes, and SIGSYS, by
-/// which a sandbox may answer a system call. The kernel ends a process that blocks such a signal
-/// when it is due.
-const NEVER_BLOCKED: u64 = {
-    let signals = [
-        libc::SIGSYS,
-        libc::SIGSEGV,
-        libc::SIGBUS,
-        libc::SIGFPE,
-        libc::SIGILL,
-        libc::SIGTRAP,
-    ];
-    let (mut set, mut at) = (0, 0);
-    while at < signals.len() {
-        set |= 1 << (signals[at] - 1);
-        at += 1;
-    }
-    set
-};
 
 /// Returns whether the thread-local variables are the calling thread's. A child of `vfork` uses
 /// those of its maker. If the child registered them, its maker would take them for registered.
@@ -366,6 +343,5 @@ mod tests {
     #[test]
     fn registered_sizes_are_those_that_a_kernel_takes() {
         assert!((ORIGINAL_SIZE..=OWN_SIZE).contains(&registered_size()));
-        assert_eq!(NEVER_BLOCKED.count_ones(), 6);
     }
 }

@@ -42,9 +42,9 @@ methods! { &SharedPolicy, "`this` is a map of this API that has not been destroy
 }
 
 methods! { &SharedPolicy, "`this` is a map of this API that has not been destroyed. `mode` is null, or writable.":
-    /// Returns the node from which a page should come for the calling thread. Stores the number of
-    /// the mode that chose it to `mode`, unless that is null. Returns −1 with ENOENT if neither the
-    /// page nor the map has a policy.
+    /// Returns the node from which a page should come for the calling thread. If `mode` is not
+    /// null, stores the number of the mode there that chose the node. Returns −1 with ENOENT if
+    /// neither the page nor the map has a policy.
     pinfold_shared_policy_node(page: u64, mode: Option<&mut c_int>) -> c_int = |this| {
         let Some((node, by)) = this.node_for(page) else {
             return failed(libc::ENOENT);

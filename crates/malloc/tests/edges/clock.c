@@ -2,8 +2,8 @@
  * A sandbox refuses clock_gettime with an error, on a machine on which the allocator reads clocks
  * by that system call.
  *
- * The program hides the vDSO from the allocator: it defines getauxval, and says that there is none.
- * The C library does not ask by getauxval, so the program's own clock works. With the word "trap",
+ * The allocator finds the vDSO by getauxval. The program defines a getauxval that finds none. The C
+ * library does not call getauxval, so the program's own clock works. With the word "trap",
  * the filter names the call and ends the process, which shows that the allocator makes the call.
  */
 #include "seccomp.h"

@@ -181,8 +181,8 @@ impl SharedPolicy {
     }
 
     /// Returns the node from which a page should come for the calling thread, and the mode that
-    /// chose it. The policy is the one that [`lookup`](Self::lookup) finds. Returns `None` if there
-    /// is none.
+    /// chose it. Follows the policy that [`lookup`](Self::lookup) finds. Returns `None` if `lookup`
+    /// does.
     ///
     /// For programs that place many pages. O(log n), as `lookup`, but copies two words and not the
     /// policy. Under an interleaving mode, the page's number decides whose turn it is. Under

@@ -2,7 +2,9 @@
 
 use core::ffi::c_void;
 use core::ptr::null_mut;
-use pinfold_rseq::kernel;
+use pinfold_rseq::kernel::{self, SYNCHRONOUS};
+
+pub use pinfold_rseq::kernel::Signals;
 
 /// The function that a shepherd's thread runs, and the thread's attributes.
 pub(super) struct Body {
@@ -27,52 +29,9 @@ extern "C" fn entry(body: *mut c_void) -> *mut c_void {
     // SAFETY: the caller of `spawn` keeps the body in place until it has joined this thread.
     let body = unsafe { &*body.cast::<Body>() };
     // The thread that started this one may have blocked these signals.
-    let _ = kernel::block_signals(libc::SIG_UNBLOCK, mask_of(SYNCHRONOUS));
+    let _ = kernel::block_signals(libc::SIG_UNBLOCK, SYNCHRONOUS);
     (body.run)(body.argument);
     null_mut()
-}
-
-/// The signals that the kernel sends to the thread that caused them.
-///
-/// The kernel ends a process if a thread causes one of these signals and blocks it, even if the
-/// process has a handler. A sandbox may have such a handler, which carries out the system calls
-/// that a filter traps.
-const SYNCHRONOUS: [libc::c_int; 6] = [
-    libc::SIGSYS,
-    libc::SIGSEGV,
-    libc::SIGBUS,
-    libc::SIGFPE,
-    libc::SIGILL,
-    libc::SIGTRAP,
-];
-
-/// Returns the mask with the bits of `signals`.
-fn mask_of(signals: impl IntoIterator<Item = libc::c_int>) -> u64 {
-    let bits = signals.into_iter().map(|signal| 1 << (signal - 1));
-    bits.fold(0, |mask, bit: u64| mask | bit)
-}
-
-/// Keeps the calling thread's signals blocked until this value is dropped. Leaves out the
-/// [`SYNCHRONOUS`] ones and those that the C library uses itself, which stay as they are.
-#[doc(hidden)]
-pub struct Signals(Option<u64>);
-
-impl Signals {
-    /// Blocks the signals. Does nothing if the system refuses.
-    pub fn block() -> Signals {
-        // The kernel's first real-time signal is 32. The C library keeps this one and those up to
-        // SIGRTMIN for itself.
-        let kept = SYNCHRONOUS.into_iter().chain(32..libc::SIGRTMIN());
-        Signals(kernel::block_signals(libc::SIG_BLOCK, !mask_of(kept)).ok())
-    }
-}
-
-impl Drop for Signals {
-    fn drop(&mut self) {
-        if let Some(before) = self.0 {
-            let _ = kernel::block_signals(libc::SIG_SETMASK, before);
-        }
-    }
 }
 
 /// Starts a thread with all signals blocked, except the [`SYNCHRONOUS`] ones. On failure, returns
