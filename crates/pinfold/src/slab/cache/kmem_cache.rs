@@ -6,6 +6,7 @@ use crate::arena::NodeRequest;
 use crate::cache_units::{DEFERRED, MAIN};
 use crate::fork;
 use crate::nodes;
+use crate::sanitizer;
 use crate::slab::checks::debug::DebugFlags;
 use crate::slab::cpu::place::Place;
 use core::alloc::Layout;
@@ -283,6 +284,10 @@ impl KmemCache {
     #[doc(alias = "kfree_rcu")]
     #[inline]
     pub unsafe fn free_deferred(&self, object: NonNull<u8>) {
+        // Another thread may free the object later. ThreadSanitizer does not see how it gets there.
+        if sanitizer::orders_accesses() {
+            sanitizer::release(object.as_ptr());
+        }
         // SAFETY: the caller passes ownership of the object.
         if !unsafe { self.descriptor.place(DEFERRED).push(object.as_ptr()) } {
             // SAFETY: the caller promises that the object is of this cache and out of sight, and
