@@ -61,7 +61,7 @@ UNUSED static void skip(const char *why)
 UNUSED static double now(void)
 {
 	struct timespec time;
-	clock_gettime(CLOCK_MONOTONIC, &time);
+	CHECK(clock_gettime(CLOCK_MONOTONIC, &time) == 0);
 	return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
