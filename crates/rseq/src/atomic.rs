@@ -11,6 +11,7 @@
 //!   if the unit were missing, and the caller takes its slow path.
 #![allow(unsafe_code, reason = "works on the units' raw memory")]
 
+use crate::shard::{self, Claim, DISTANCE_BITS};
 use crate::stack::STACK_ALIGN;
 use crate::state::STATE;
 use crate::units::Units;
@@ -216,18 +217,55 @@ on_word!(compare_exchange(expected, new) -> Option<u64>: |word| {
 
 #[cold]
 #[inline(never)]
-pub(crate) unsafe fn add_within(units: &Units, offset: usize, n: i64) -> bool {
+pub(crate) unsafe fn count_up(units: &Units, offset: usize, n: i64) -> i64 {
+    // SAFETY: the caller keeps the contract of `count`.
+    unsafe { count(units, offset, n, 1) }
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn count_down(units: &Units, offset: usize, n: i64) -> i64 {
+    // SAFETY: the caller keeps the contract of `count`.
+    unsafe { count(units, offset, n, -1) }
+}
+
+/// Moves a shard's `up` by `n` if `sign` is 1, and `down` if it is -1.
+unsafe fn count(units: &Units, offset: usize, n: i64, sign: i64) -> i64 {
     let Some(held) = Held::current(units) else {
-        return false;
+        return i64::MIN;
     };
-    // SAFETY: the caller promises that every unit has two words at `offset`.
-    let [word, limit] = unsafe { held.words([offset, offset + 8]) };
-    let now = word.load(Relaxed);
-    let fits = limit.load(Acquire).wrapping_sub(now) as i64 >= n;
-    if fits {
-        word.store(now.wrapping_add_signed(n), Release);
+    // SAFETY: the caller promises that every unit has a shard at `offset`.
+    let shard = unsafe { held.words(shard::words_at(offset)) };
+    let [up, down, folded, batch] = shard.map(|word| word.load(Acquire) as i64);
+    let distance = up.wrapping_sub(down).wrapping_sub(folded);
+    let left = batch
+        .wrapping_sub(distance.wrapping_mul(sign))
+        .wrapping_sub(n);
+    if left.wrapping_add(batch) as u64 >> DISTANCE_BITS != 0 {
+        return i64::MIN;
     }
-    fits
+    let (word, now) = if sign > 0 {
+        (shard[0], up)
+    } else {
+        (shard[1], down)
+    };
+    word.store(now.wrapping_add(n) as u64, Release);
+    left
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn claim(units: &Units, offset: usize, token: u64) -> Option<Claim> {
+    let held = Held::current(units)?;
+    // SAFETY: the caller promises that every unit has a shard at `offset`.
+    let shard = unsafe { held.words(shard::words_at(offset)) };
+    let [up, down, folded, batch] = shard.map(|word| word.load(Acquire));
+    let net = up.wrapping_sub(down);
+    if batch as i64 <= 0 || shard::is_claimed(net, folded) {
+        return None;
+    }
+    shard[2].store(net.wrapping_add(token), Release);
+    Claim::new(shard[0].as_ptr().cast(), [net, folded, batch])
 }
 
 #[cold]

@@ -88,6 +88,7 @@ pub mod near;
 mod owner;
 mod registration;
 mod selftest;
+pub mod shard;
 pub mod stack;
 mod state;
 mod stuck;

@@ -149,9 +149,6 @@ fn operations_work(cs: isize, block: &mut Block) -> bool {
     unsafe {
         let added = area.add(WORD, 5) && unit.add(WORD / 8).read_volatile() == 5;
         unit.add(WORD / 8 + 1).write_volatile(6);
-        let within =
-            !area.add_within(WORD, 2) && area.add_within(WORD, 1) && area.add_within(WORD, -1);
-        // The limit of `add_within` is not needed any more, so its word serves as a second one.
         let fetched =
             area.fetch_add(WORD + 8, 2) == Some(6) && unit.add(WORD / 8 + 1).read_volatile() == 8;
         let no_match = !area.store_if_equal(WORD, 4, 9);
@@ -166,7 +163,6 @@ fn operations_work(cs: isize, block: &mut Block) -> bool {
         // The sections wrote to the block through addresses that the compiler does not track.
         core::hint::black_box(block);
         added
-            && within
             && fetched
             && no_match
             && stored

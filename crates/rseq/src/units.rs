@@ -235,25 +235,6 @@ impl Units {
         either!(self, add(offset, n))
     }
 
-    /// Adds `n` to the word at `offset` of the current unit, if the word's limit leaves room.
-    ///
-    /// The limit is the next word. Both words count modulo 2^64: `limit - word`, as a signed
-    /// number, is the room that is left. Returns false and adds nothing if the room is less than
-    /// `n`, if there is no unit, or (on the atomic backend) if the unit is locked. Costs one
-    /// critical section, or a lock on the atomic backend.
-    ///
-    /// The add is a release: a thread that reads the new word by an acquire load sees everything
-    /// that this thread did before.
-    ///
-    /// # Safety
-    ///
-    /// `offset` is a multiple of 8, is at least [`UNIT_HEADER`], and leaves 16 bytes in every
-    /// installed unit.
-    #[inline(always)]
-    pub unsafe fn add_within(&self, offset: usize, n: i64) -> bool {
-        either!(self, add_within(offset, n))
-    }
-
     /// Returns the word at `offset` of the current unit, or `None` if there is no unit.
     ///
     /// By the time this returns, the thread may have moved to another index. Follow with

@@ -4,6 +4,7 @@
 
 mod storm;
 
+use pinfold_rseq::shard::{MAX_BATCH, REFUSED, TOKEN};
 use pinfold_rseq::{
     Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, backend, current, fence, init, possible,
 };
@@ -14,11 +15,11 @@ use storm::{choose, cpus, pin};
 
 const WORD: usize = UNIT_HEADER;
 const COUNTER: usize = UNIT_HEADER + 8;
-/// A word whose limit is in the next word.
-const BOUNDED: usize = UNIT_HEADER + 16;
-const LIMIT: usize = UNIT_HEADER + 24;
 /// A word from which a pop subtracts, and what it holds at first.
-const COUNTDOWN: usize = UNIT_HEADER + 32;
+const COUNTDOWN: usize = UNIT_HEADER + 16;
+/// A shard, and its batch.
+const SHARD: usize = UNIT_HEADER + 24;
+const BATCH: i64 = 20;
 const ROOM: u64 = 1 << 40;
 
 /// Returns a table with a unit for every index, each with an empty stack for `capacity` items.
@@ -26,9 +27,10 @@ fn table(capacity: usize) -> &'static Units {
     choose();
     let units: &'static Units = Box::leak(Box::new(Units::new()));
     for index in 0..possible() {
-        let unit = Box::leak(Box::new([0u64; UNIT_HEADER / 8 + 5]));
+        let unit = Box::leak(Box::new([0u64; UNIT_HEADER / 8 + 7]));
         unit[WORD / 8] = stack(capacity) as u64;
         unit[COUNTDOWN / 8] = ROOM;
+        unit[SHARD / 8 + 3] = BATCH as u64;
         units.install(index, unit.as_mut_ptr().cast()).unwrap();
     }
     units
@@ -57,7 +59,8 @@ fn operations_without_a_unit_fail() {
     // SAFETY: there is no unit in which an offset could be wrong.
     unsafe {
         assert!(!units.add(WORD, 1));
-        assert!(!units.add_within(BOUNDED, -1));
+        assert_eq!(units.count_up(SHARD, 1), REFUSED);
+        assert!(units.claim(SHARD, TOKEN + 1).is_none());
         assert!(units.load(WORD).is_none());
         assert!(!units.store_if_equal(WORD, 0, 1));
         assert!(units.pop(WORD).is_null());
@@ -131,26 +134,75 @@ fn a_counted_pop_needs_an_item_and_room() {
 }
 
 #[test]
-fn a_bounded_word_stops_at_its_limit() {
+fn a_shard_counts_up_to_twice_its_batch_and_says_what_is_left() {
     pin(0);
     let units = table(1);
-    let everywhere = |offset, value| everywhere(units, offset, value);
-    // The words count modulo 2^64, so a limit may lie past the largest number.
-    everywhere(BOUNDED, u64::MAX - 1);
-    everywhere(LIMIT, 3);
-    // SAFETY: every index has a unit with both words.
-    unsafe {
-        assert!(!units.add_within(BOUNDED, 6));
-        assert!(units.add_within(BOUNDED, 5));
-        assert!(!units.add_within(BOUNDED, 1));
-        assert!(units.add_within(BOUNDED, 0));
-        assert!(!units.add_within(BOUNDED, i64::MAX));
-        assert!(units.add_within(BOUNDED, -3));
-        assert!(units.add_within(BOUNDED, 3));
-        // If the limit is below the word, only a negative number fits.
-        everywhere(LIMIT, 2);
-        assert!(!units.add_within(BOUNDED, 0));
-        assert!(units.add_within(BOUNDED, -1));
+    let set = |[up, down, folded, batch]: [u64; 4]| {
+        everywhere(units, SHARD, up);
+        everywhere(units, SHARD + 8, down);
+        everywhere(units, SHARD + 16, folded);
+        everywhere(units, SHARD + 24, batch);
+    };
+    // SAFETY: every index has a unit with a shard.
+    let [up, down] = unsafe {
+        [
+            &(|n| units.count_up(SHARD, n)) as &dyn Fn(i64) -> i64,
+            &|n| units.count_down(SHARD, n),
+        ]
+    };
+    let count = |sign: i64, n| if sign > 0 { up(n) } else { down(n) };
+    for sign in [1, -1] {
+        // The words count modulo 2^64. The distance is 0 at first.
+        set([u64::MAX - 1, 5, u64::MAX - 6, 10]);
+        assert_eq!((count(sign, 4), count(sign, 6), count(sign, 0)), (6, 0, 0));
+        assert_eq!(
+            (count(sign, 7), count(sign, 4), count(sign, 3)),
+            (-7, REFUSED, -10)
+        );
+        assert_eq!(count(sign, 1), REFUSED);
+        assert_eq!(count(-sign, 20), 10);
+        set([7, 7, 0, 0]);
+        assert_eq!(
+            (count(sign, 1), count(sign, MAX_BATCH as i64)),
+            (REFUSED, REFUSED)
+        );
+        set([7, 7, 0, MAX_BATCH]);
+        assert_eq!(count(sign, 2 * MAX_BATCH as i64), -(MAX_BATCH as i64));
+        set([7, 7, 0, 10u64.wrapping_sub(1 << 44)]);
+        assert_eq!(count(sign, 1), REFUSED);
+    }
+}
+
+#[test]
+fn a_claimed_shard_refuses_everything_until_it_is_released() {
+    pin(0);
+    let units = table(1);
+    for token in [TOKEN + 1, 2 * TOKEN - 1] {
+        // The net is -5, or its distance from what was folded is the largest possible on each side.
+        for folded in [0, 5 + 2 * MAX_BATCH, (-5i64) as u64 - 2 * MAX_BATCH] {
+            for (at, word) in [10, 15, folded, MAX_BATCH].into_iter().enumerate() {
+                everywhere(units, SHARD + 8 * at, word);
+            }
+            // SAFETY: every index has a unit with a shard.
+            unsafe {
+                let claim = units.claim(SHARD, token).unwrap();
+                let found = (claim.net as i64, claim.folded, claim.batch);
+                assert_eq!(found, (-5, folded, MAX_BATCH));
+                assert!(units.claim(SHARD, token).is_none());
+                for n in [0, 1, MAX_BATCH as i64] {
+                    let answers = [units.count_up(SHARD, n), units.count_down(SHARD, n)];
+                    assert_eq!(answers, [REFUSED; 2]);
+                }
+                claim.release((-6i64) as u64);
+                assert_eq!(units.count_up(SHARD, 1), MAX_BATCH as i64 - 2);
+            }
+        }
+    }
+    // A frozen shard and one that is not in use cannot be claimed.
+    for batch in [0, 10u64.wrapping_sub(1 << 44)] {
+        everywhere(units, SHARD + 24, batch);
+        // SAFETY: every index has a unit with a shard.
+        assert!(unsafe { units.claim(SHARD, TOKEN + 1) }.is_none());
     }
 }
 
@@ -207,7 +259,7 @@ fn a_storm_neither_loses_nor_doubles_a_token() {
         }
     };
     let stop = AtomicBool::new(false);
-    let [counted, bounded, popped] = std::thread::scope(|scope| {
+    let [counted, moved, popped] = std::thread::scope(|scope| {
         let workers: Vec<_> = (0..WORKERS)
             .map(|seed| {
                 scope.spawn({
@@ -233,14 +285,27 @@ fn a_storm_neither_loses_nor_doubles_a_token() {
     );
     let added: u64 = words(units, COUNTER).sum();
     assert_eq!(added, counted + HANDLED.load(Ordering::SeqCst));
-    assert_eq!(words(units, BOUNDED).sum::<u64>(), bounded);
-    assert!(bounded > 0);
+    let [up, down, folded] = [0, 8, 16].map(|at| words(units, SHARD + at));
+    let nets: Vec<u64> = up
+        .zip(down)
+        .map(|(up, down)| up.wrapping_sub(down))
+        .collect();
+    assert_eq!(
+        nets.iter().fold(0, |sum: u64, net| sum.wrapping_add(*net)),
+        moved
+    );
+    let mut sum = 0u64;
+    for (net, folded) in nets.into_iter().zip(folded) {
+        // Every claim has ended.
+        let distance = net.wrapping_sub(folded) as i64;
+        assert!(distance.abs() <= 2 * BATCH, "{distance}");
+        sum = sum.wrapping_add(folded);
+    }
+    assert_eq!(sum, FOLDED.load(Ordering::SeqCst));
+    assert!(moved > 0 && sum > 0);
     let subtracted: u64 = words(units, COUNTDOWN).map(|word| ROOM - word).sum();
     assert!(subtracted >= popped, "{subtracted} of {popped}");
     assert_eq!(popped > 0, backend() != Backend::Atomic);
-    for (word, limit) in words(units, BOUNDED).zip(words(units, LIMIT)) {
-        assert!(word <= limit, "{word} is past {limit}");
-    }
     let mut seen: Vec<u64> = words(units, WORD).flat_map(items_of).collect();
     seen.extend(
         SET_ASIDE
@@ -254,11 +319,11 @@ fn a_storm_neither_loses_nor_doubles_a_token() {
 
 /// Moves tokens and counts until `stop`, and holds no token at the end.
 ///
-/// Returns how often it counted, what it added to bounded words, and how many tokens it took by
+/// Returns how often it counted, by how much it moved the shards, and how many tokens it took by
 /// counted pops.
 fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> [u64; 3] {
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let [mut counted, mut bounded, mut popped] = [0; 3];
+    let [mut counted, mut moved, mut popped] = [0; 3];
     let counts_pops = backend() != Backend::Atomic;
     let mut held = [null_mut(); 4];
     while !stop.load(Ordering::Relaxed) {
@@ -293,19 +358,32 @@ fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> [u64; 3] {
                 put += units.push_batch(WORD, &held[put..got]);
             }
             counted += u64::from(units.add(COUNTER, 1));
-            if units.add_within(BOUNDED, batch as i64) {
-                bounded += batch as u64;
-            } else {
-                // Raises the limit of any index, not only of this CPU's.
-                let limit = units.unit(random as usize / 4096 % possible()).add(LIMIT);
-                (*limit.cast::<AtomicU64>()).fetch_add(7, Ordering::Relaxed);
+            // Five up for each one down.
+            let is_up = random % 6 != 0;
+            let left = match is_up {
+                true => units.count_up(SHARD, batch as i64),
+                false => units.count_down(SHARD, batch as i64),
+            };
+            if left != REFUSED {
+                moved = moved.wrapping_add_signed(if is_up { 1 } else { -1 } * batch as i64);
+            }
+            if left < 0
+                && let Some(claim) = units.claim(SHARD, TOKEN + 1 + random % 1000)
+            {
+                if random % 64 == 0 {
+                    pin(random as usize / 64 % cpus());
+                }
+                let by = claim.net.wrapping_sub(claim.folded);
+                FOLDED.fetch_add(by, Ordering::SeqCst);
+                let net = claim.net;
+                claim.release(net);
             }
             if let Some(word) = units.load(WORD) {
                 units.store_if_equal(WORD, word, word);
             }
         }
     }
-    [counted, bounded, popped]
+    [counted, moved, popped]
 }
 
 fn items_of(word: u64) -> Vec<u64> {
@@ -327,6 +405,8 @@ static HANDLER_UNITS: AtomicU64 = AtomicU64::new(0);
 /// Tokens that a handler could not put back.
 static SET_ASIDE: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 static HANDLED: AtomicU64 = AtomicU64::new(0);
+/// What all folds of shards have added.
+static FOLDED: AtomicU64 = AtomicU64::new(0);
 
 /// Counts once, takes a token, and puts it back.
 extern "C" fn on_signal(_: libc::c_int) {

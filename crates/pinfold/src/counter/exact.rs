@@ -115,7 +115,8 @@ impl PerCpuCounter {
         let mut frozen = Frozen::none();
         let _freeze = shards.freeze(&mut frozen);
         // After the fence, no word moves until the freeze ends.
-        let moved = if shards.quiesce() {
+        let quiet = shards.quiesce();
+        let moved = if quiet {
             shards.collect()
         } else {
             shards.collect_at_rest()
@@ -124,7 +125,9 @@ impl PerCpuCounter {
             .base
             .swap(value.wrapping_sub(moved.net()), AcqRel)
             .wrapping_add(moved.net());
-        shards.fold_all(&held, shards.batch());
+        if quiet {
+            shards.fold_all(&held);
+        }
         old
     }
 
@@ -140,9 +143,8 @@ impl PerCpuCounter {
     /// | distance | cost |
     /// |---|---|
     /// | beyond the limit by more than [`error_bound`](Self::error_bound) | a [`read`](Self::read) |
-    /// | within the limit by more than that | the counter's locks, at most 64 |
-    /// | nearer | the locks, while adds go to the base for a moment |
-    /// | too close to decide even then | a fence: an interrupt to each CPU that runs this process |
+    /// | within the limit by more than three times that | the counter's locks, at most 64, while adds go to the base for a moment |
+    /// | nearer | also a fence: an interrupt to each CPU that runs this process |
     ///
     /// In two cases the call may refuse an amount that fits: in a signal handler that interrupted a
     /// slow path of this library, and near the limit if the fence fails. Near means that less than
@@ -165,24 +167,31 @@ impl PerCpuCounter {
         if passes(read.saturating_sub(slack(bound, amount)), limit, amount) {
             return false;
         }
+        self.limited_add_locked(limit, amount)
+    }
+
+    /// Adds within the limit, or refuses, with all locks of the counter.
+    #[inline(never)]
+    fn limited_add_locked(&self, limit: i64, amount: i64) -> bool {
         let Some(shards) = self.shards_or_alloc() else {
             return self.add_base_within(0, limit, amount);
         };
         let Some(_held) = stripe::hold_all_or_refuse(shards.offset()) else {
             return false;
         };
-        // While the locks are held, no total moves and no limit is raised. So the value differs
-        // from the base plus the totals by at most the drift.
-        let farthest = (shards.folded().net()).wrapping_add(slack(shards.drift(), amount));
+        let mut frozen = Frozen::none();
+        let _freeze = shards.freeze(&mut frozen);
+        // While the locks are held, the drift does not change. While the counter is frozen, a shard
+        // moves by the add that was under way there, and the total by the fold. So from now on, the
+        // net of all shards is at most two and a quarter drifts away from the total as it is now.
+        let slack = slack(shards.drift().saturating_mul(3), amount);
+        let farthest = shards.folded().net().wrapping_add(slack);
         self.add_base_within(farthest, limit, amount)
             || self.limited_add_frozen(shards, limit, amount)
     }
 
     /// Adds within the limit, or refuses, with all locks held and the counter frozen.
-    #[inline(never)]
     fn limited_add_frozen(&self, shards: Shards, limit: i64, amount: i64) -> bool {
-        let mut frozen = Frozen::none();
-        let _freeze = shards.freeze(&mut frozen);
         if let Some(sum) = self.try_sum()
             && passes(sum, limit, amount)
         {

@@ -1,14 +1,52 @@
-//! Makes forks wait for the counters' folds and freezes.
+//! Counters and forks.
 //!
-//! If another thread is folding at the moment of a fork, the child inherits a fold that is half
-//! done, and no thread of the child completes it. A counter that another thread has frozen
-//! would stay frozen in the child. So the fork waits some microseconds, until no fold is under way
-//! and no counter is frozen.
+//! A counter that another thread has frozen, or whose batch another thread is changing, would stay
+//! so in the child of a fork, which does not have that thread. So the fork waits some microseconds,
+//! until no counter is frozen and no lock of a counter is held.
+//!
+//! A fork does not wait for folds. If another thread is folding at the moment of the fork, the child
+//! inherits a claimed shard. The claim's token says which thread claimed the shard, and in which
+//! *generation*: the number of forks between the first process and this one. So the child
+//! recognises the claims that no thread of it will end.
 
 use super::{freezers, stripe};
 use crate::counter_units;
 use crate::fork;
 use crate::lock::{Hooks, Rank, Taken};
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
+use pinfold_rseq::shard::TOKEN;
+use pinfold_rseq::thread_pointer;
+
+/// The part of every token that does not name a thread: [`TOKEN`], and how many forks lie between
+/// the first process and this one.
+static GENERATION: AtomicU64 = AtomicU64::new(TOKEN);
+/// The thread pointer of the thread that forked this process, or 0 in the first one.
+static FORKER: AtomicU64 = AtomicU64::new(0);
+
+/// The bits of a token that name the thread. Thread pointers are multiples of 16 and below 2^48.
+const THREAD: u64 = (1 << 44) - 1;
+
+/// Returns the token with which the calling thread claims shards.
+#[inline]
+pub(super) fn token() -> u64 {
+    GENERATION.load(Relaxed) + (thread_pointer() as u64 >> 4)
+}
+
+/// Counts a fork, in the child.
+fn next_generation() {
+    let next = GENERATION.load(Relaxed) + THREAD + 1;
+    // Relaxed, here and below: the child has one thread.
+    GENERATION.store(TOKEN + next % TOKEN, Relaxed);
+    FORKER.store(thread_pointer() as u64, Relaxed);
+}
+
+/// Returns whether `token` belongs to a thread that a fork has left behind.
+///
+/// The forking thread goes on in the child. It may have claimed a shard if a signal handler forked.
+pub(super) fn is_stale(token: u64) -> bool {
+    token & !THREAD != GENERATION.load(Relaxed) && token & THREAD != FORKER.load(Relaxed) >> 4
+}
 
 /// Makes each fork wait for folds, for freezes, and for threads that allocate in the units.
 ///
@@ -23,7 +61,7 @@ pub(crate) fn register() -> bool {
                 before: stripe::fork_prepare,
                 after: stripe::fork_done,
             },
-            child: || {},
+            child: next_generation,
         },
         Hooks {
             rank: Rank::Freezers,

@@ -3,7 +3,7 @@
 //! An operation that must know every word exactly cannot ask the adders to wait. It freezes the
 //! counter instead:
 //!
-//! 1. It takes [`FREEZE`] from every limit. An add that begins now finds no headroom, and goes to
+//! 1. It takes [`FREEZE`] from every shard's batch. An add that begins now fails there, and goes to
 //!    the counter's base.
 //! 2. If an add that began earlier may still be under way, it fences, which ends that add. A sum
 //!    does not fence, but collects again until no word moves.
@@ -53,8 +53,7 @@ impl Shards {
     /// way.
     ///
     /// These are the active shards, without that of the caller's CPU: there, the kernel aborted any
-    /// other thread's add when it let the caller run. The aborted add starts again, and finds no
-    /// headroom. On the atomic backend, a preempted add goes on later, although another thread has
+    /// other thread's add when it let the caller run. The aborted add starts again, and fails. On the atomic backend, a preempted add goes on later, although another thread has
     /// run on its CPU in between.
     fn active_elsewhere(self) -> impl Iterator<Item = usize> {
         let here = (backend() != Backend::Atomic).then(current);
@@ -65,7 +64,7 @@ impl Shards {
 /// A bit for each unit whose shard a thread has frozen.
 ///
 /// A shard may become active while the counter is frozen, because a sum takes no lock that would
-/// prevent this. The end of the freeze must not raise the limits of such a shard. So the bits tell
+/// prevent this. The end of the freeze must not raise the batch of such a shard. So the bits tell
 /// which shards the thread has frozen.
 ///
 /// The bits take a kilobyte, a quarter of the stack that counting may use. So functions that have a
@@ -92,7 +91,7 @@ impl Freeze<'_> {
             let (bits, bit) = (&mut self.frozen.0[unit / 64], 1 << (unit % 64));
             if *bits & bit == 0 {
                 *bits |= bit;
-                self.shards.move_limits(unit, FREEZE.wrapping_neg());
+                self.shards.move_batch(unit, FREEZE.wrapping_neg());
             }
         }
     }
@@ -102,6 +101,6 @@ impl Drop for Freeze<'_> {
     fn drop(&mut self) {
         let is_frozen = |unit: &usize| self.frozen.0[unit / 64] & 1 << (unit % 64) != 0;
         let frozen = counter_units::used().filter(is_frozen);
-        frozen.for_each(|unit| self.shards.move_limits(unit, FREEZE));
+        frozen.for_each(|unit| self.shards.move_batch(unit, FREEZE));
     }
 }

@@ -45,6 +45,7 @@
 
 mod counters;
 mod error;
+mod estimate;
 mod event;
 mod exact;
 mod fork;
@@ -74,7 +75,7 @@ pub(crate) use watch::{fold_watched, watch_block};
 
 /// What the protocol of the shards needs from the system. The models in loom replace this module.
 mod primitive {
-    pub(super) use core::sync::atomic::fence;
+    pub(super) use core::sync::atomic::{AtomicU64, fence};
     pub(super) use pinfold_rseq::{
         backend, can_fence, current, fence_index, fence_is_refused, possible,
     };

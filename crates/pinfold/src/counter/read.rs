@@ -67,22 +67,30 @@ impl PerCpuCounter {
             let shards = self.shards();
             let folded = shards.map(Shards::folded);
             let base = self.base.load(Acquire);
+            // An estimate that is old or wrong is off by at most its size and what the shards hold.
+            let held = shards.map_or(0, Shards::estimated);
             // A thread that lowers the drift first moves the totals, so this read starts again.
             let bound = shards.map_or(0, Shards::drift);
             if shards == self.shards() && folded == shards.map(Shards::folded) {
-                return (base.wrapping_add(folded.map_or(0, Moved::net)), bound);
+                let known = base.wrapping_add(folded.map_or(0, Moved::net));
+                let bound = bound.saturating_add(held.unsigned_abs());
+                return (known.wrapping_add(held), bound);
             }
         }
     }
 
-    /// Returns how far [`read`](Self::read) may be off: the sum of the batches of all CPUs that
-    /// have added so far. One load.
+    /// Returns how far [`read`](Self::read) may be off: twice the batches of all CPUs that have
+    /// added so far, and what the last [`fold`](Self::fold) found there, which is at most their
+    /// batches. Two loads.
     ///
-    /// The bound holds for reads that ended before the call, unless the batch was lowered in
-    /// between. [`read_with_bound`](Self::read_with_bound) returns both together.
+    /// The bound holds for reads that ended before the call, unless the batch was lowered or a fold
+    /// happened in between. [`read_with_bound`](Self::read_with_bound) returns both together.
     #[inline]
     pub fn error_bound(&self) -> u64 {
-        self.shards().map_or(0, Shards::drift)
+        self.shards().map_or(0, |shards| {
+            let held = shards.estimated().unsigned_abs();
+            shards.drift().saturating_add(held)
+        })
     }
 
     /// Returns a lower and an upper bound of the value at one moment during the call. They differ
@@ -109,13 +117,15 @@ impl PerCpuCounter {
         self.sum().cmp(&with)
     }
 
-    /// Folds what every CPU has added into the totals that [`read`](Self::read) returns. Skips
-    /// shards whose lock another thread holds, and returns how many of the others had moved.
+    /// Adds to what [`read`](Self::read) returns what every CPU holds now. Returns how many CPUs hold
+    /// something, or 0 if nothing has changed since the last fold. Does nothing, and returns 0, if
+    /// another thread folds the counter or changes its batch.
     ///
-    /// Runs in the calling thread alone. The CPUs that added notice only that their cache lines
-    /// were taken for a moment.
+    /// After this call, and while no CPU adds, `read` is exact. Runs in the calling thread alone. The
+    /// CPUs that added notice only that their cache lines were read.
     pub fn fold(&self) -> usize {
-        self.shards().map_or(0, Shards::fold)
+        self.shards()
+            .map_or(0, |shards| shards.estimate(&|_| true, || true))
     }
 
     /// Collects all shards, loads the base, and collects all shards again. A counter without a

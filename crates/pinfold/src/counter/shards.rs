@@ -5,74 +5,93 @@
 //!
 //! | shard | content | total | content |
 //! |---|---|---|---|
-//! | `up` | all that was added on this CPU | `folded_up` | what folds have added for `up` |
-//! | `up_limit` | how far `up` may go | `folded_down` | what folds have added for `down` |
-//! | `down` | all that was taken away | `active` | the number of active shards, and the batch |
-//! | `down_limit` | how far `down` may go | | unused |
+//! | `up` | all that was added on this CPU | `folded_up` | what folds have added upwards |
+//! | `down` | all that was taken away | `folded_down` | what folds have added downwards |
+//! | `folded` | what this shard's folds have added | `active` | the number of active shards, and the batch |
+//! | `batch` | the batch, less what freezes took | `estimate` | what shards held at the last look from afar |
 //!
-//! The *base* is an atomic in the counter's handle. Adds that use no shard go there. A *fold* adds
-//! to the total how far a word has moved since the last fold, and raises the word's limit. The
-//! other terms:
+//! The *base* is an atomic in the counter's handle. Adds that use no shard go there. The other
+//! terms:
 //!
-//! * A word's *folded value* says how much of the word has been folded. It is the word's limit less
-//!   the batch.
-//! * A word's *unfolded* amount is how far it is past its folded value. The *batch* is the most
-//!   that it may be.
-//! * A word's *headroom* is how far it may grow before it reaches its limit.
-//! * A shard is *active* once the slow path has counted it in `active` and set its limits. Before
+//! * A shard's *net* is `up - down`. Its *distance* is the net less `folded`, a signed number.
+//! * A *fold* moves `folded` and the total by the same amount, so that the shard's distance is
+//!   small or has the other sign. The CPU itself folds, when an add has taken the distance past the
+//!   *batch*.
+//! * An *estimate* is the sum of the distances of all shards. Any thread can compute it, and writes
+//!   nothing but the word in the total.
+//! * A shard is *active* once the slow path has counted it in `active` and set its batch. Before
 //!   that, its four words are zero, and no add can succeed there.
-//! * The *drift* is the batch times the number of active shards.
+//! * The *drift* is twice the batch times the number of active shards.
 //!
 //! All words count modulo 2^64.
 //!
 //! # Writers
 //!
-//! * `up` and `down`: the CPU itself, in critical sections that check the limit. They only grow.
-//! * A shard's limits: the holder of the shard's [lock](super::stripe), and a thread that freezes
-//!   the counter or ends its freeze, from any CPU, by atomic adds.
-//! * `folded_up`, `folded_down` and the number of active shards: the holder of a shard's lock, for
-//!   that shard, by atomic adds.
-//! * The batch: the holder of all the counter's locks.
+//! * `up` and `down`: the CPU itself, in critical sections that check the distance. They only grow.
+//! * `folded`: a thread that has [claimed](pinfold_rseq::shard) the shard, in a critical section on
+//!   the CPU. That thread ends the claim by a plain store, from any CPU. Also a thread that holds
+//!   all locks of the counter and has frozen it.
+//! * A shard's `batch`: the holder of the shard's [lock](super::stripe) that activates it, the
+//!   holder of all locks that changes the batch, and a thread that freezes the counter or ends its
+//!   freeze, from any CPU, by atomic adds.
+//! * `folded_up`, `folded_down`: threads that have claimed a shard, by atomic adds.
+//! * The number of active shards: the holder of a shard's lock, for that shard, by atomic adds.
+//! * The batch in `active`: the holder of all the counter's locks.
+//! * `estimate`: the holder of one of the counter's locks.
+//!
+//! # The fold
+//!
+//! 1. The critical section [`claim`](pinfold_rseq::Units::claim) replaces `folded` by a token. From
+//!    then on the shard's net does not move: adds on this CPU find the shard claimed, and go to
+//!    the base. So the section alone decides which thread folds.
+//! 2. The thread adds an amount to the total, by one atomic add.
+//! 3. It stores `folded`, moved by that amount.
 //!
 //! # Invariants
 //!
-//! 1. `folded value <= word <= limit`, while the shard is not frozen. The critical section checks
-//!    the limit before it commits. A limit is lowered only by a freeze, which changes no folded
-//!    value, or after a fence, when no section is under way.
-//! 2. `folded_up - folded_down` is the sum of the folded values of `up` less the sum of those of
-//!    `down`. A fold first moves the total, and then the limit. Between the two steps the word has
-//!    less headroom than its batch, however long the folding thread sleeps there. If both words of
-//!    a shard have unfolded amounts, the smaller one is *cancelled*: both folded values move by
-//!    it, and no total does.
-//! 3. The value is the base, plus the sum of `up`, less the sum of `down`. Folds and freezes do not
-//!    change it.
+//! 1. The distance is at most twice the batch, on both sides, while the shard is not claimed. The
+//!    critical section checks this before it commits. The batch is lowered only by a freeze, or
+//!    after a fence, when no section is under way.
+//! 2. `folded_up - folded_down` is the sum of `folded` over all shards, where a claimed shard counts
+//!    with the value before or after its fold. The net of a claimed shard is at most twice the batch
+//!    away from both. So at each moment, the net of all shards is at most the drift away from
+//!    `folded_up - folded_down`.
+//! 3. The value is the base, plus the sum of `up`, less the sum of `down`. Folds, estimates and
+//!    freezes do not change it.
+//!
+//! A thread may stop for long between the steps of its fold. Its shard then stays claimed, which
+//! costs the CPU an atomic add for each add, and changes no value and no bound. The same holds in
+//! the child of a fork, which inherits claims of threads that it does not have. There, the next add
+//! that finds such a claim [repairs](Shards::repair) the shard.
 //!
 //! # The freeze
 //!
-//! [`freeze`](Shards::freeze) takes [`FREEZE`] from every limit. Every add that begins later fails,
-//! and goes to the counter's base. A word whose add had begun may still move once. After
-//! [`quiesce`](Shards::quiesce) no word moves.
+//! [`freeze`](Shards::freeze) takes [`FREEZE`] from the batch of every shard. Every add and every
+//! claim that begins later fails, and the add goes to the counter's base. A word whose add had begun
+//! may still move once. After [`quiesce`](Shards::quiesce) no word moves. Claims may still be under
+//! way then.
 //!
 //! A counter may be frozen several times at once, by different threads, or by a signal handler and
-//! the thread that it interrupted: each takes its own [`FREEZE`]. Without a freeze, a word's
-//! headroom is from 0 to the batch, which is below [`FREEZE`]. So the distance from a word to its
-//! limit, modulo [`FREEZE`], is the headroom that the word has after all freezes.
+//! the thread that it interrupted: each takes its own [`FREEZE`]. The batch is below [`FREEZE`]. So
+//! a shard's `batch`, modulo [`FREEZE`], is the batch that it has after all freezes.
 
 use self::Direction::{Down, Up};
+use super::fork::is_stale;
 use super::freeze::Frozen;
-use super::primitive::{can_fence, fence_is_refused, possible};
+use super::primitive::{AtomicU64, can_fence, fence_is_refused, possible};
 use super::stripe::{self, AllHeld};
-use crate::counter_units::{self, shared, units, word_at};
+use crate::counter_units::{self, CLOSED, shared, units, word_at};
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use pinfold_rseq::MAX_INDEX;
+pub(crate) use pinfold_rseq::shard::{MAX_BATCH, REFUSED};
+use pinfold_rseq::shard::{SHARD_SIZE, is_claimed};
 
 /// Bytes of a shard, and of a total.
-pub(crate) const SIZE: usize = 32;
-/// The largest batch: far below [`FREEZE`], so that a freeze takes away all headroom.
-pub(crate) const MAX_BATCH: u64 = 1 << 40;
-/// What a freeze takes from a limit. A power of two, so that a distance that wraps at 2^64 stays
-/// right modulo [`FREEZE`].
+pub(crate) const SIZE: usize = SHARD_SIZE;
+/// What a freeze takes from a shard's batch. A power of two above every batch, so that a freeze
+/// makes the batch negative, and the batch stays right modulo [`FREEZE`].
 pub(super) const FREEZE: u64 = 1 << 44;
+const _: () = assert!(MAX_BATCH < FREEZE);
 
 /// The direction of an add. Each has a word in the shard, and a word in the total.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,17 +107,8 @@ impl Direction {
         if n < 0 { Down } else { Up }
     }
 
-    /// Returns the bytes from the beginning of a shard to the word.
-    #[inline(always)]
+    /// Returns the bytes from the beginning of a shard or of a total to the word of this direction.
     const fn word(self) -> usize {
-        match self {
-            Up => 0,
-            Down => 16,
-        }
-    }
-
-    /// Returns the bytes from the beginning of a total to the word.
-    const fn folded(self) -> usize {
         match self {
             Up => 0,
             Down => 8,
@@ -106,10 +116,12 @@ impl Direction {
     }
 }
 
-/// Bytes from a word to its limit.
-const LIMIT: usize = 8;
-/// Bytes from the beginning of a total to `active`.
+/// Bytes from the beginning of a shard to `folded` and to `batch`.
+const FOLDED: usize = 16;
+const BATCH: usize = 24;
+/// Bytes from the beginning of a total to `active` and to `estimate`.
 const ACTIVE: usize = 16;
+const ESTIMATE: usize = 24;
 
 /// The bits of `active` that hold the batch. The number of active shards is above them.
 const BATCH_BITS: u64 = (1 << 41) - 1;
@@ -128,6 +140,19 @@ impl Moved {
     pub(crate) fn net(self) -> i64 {
         self.up.wrapping_sub(self.down) as i64
     }
+}
+
+/// Returns the largest error of a read of a counter with `shards` active shards: each is off by at
+/// most twice its batch, and the estimate is at most once the batch.
+pub(super) const fn largest_error(shards: u64, batch: u64) -> u64 {
+    shards.saturating_mul(3 * batch)
+}
+
+/// Returns the largest power of two that `shards` shards may have as their batch while the error is
+/// at most `most`, and at least 1.
+pub(super) fn batch_for(most: u64, shards: usize) -> u64 {
+    let share = (most / largest_error(shards as u64, 1)).max(1);
+    1 << share.ilog2()
 }
 
 /// The shards and the total of one counter, named by the offset of the counter's block.
@@ -159,12 +184,12 @@ impl Shards {
         shared(self.offset + ACTIVE).load(Relaxed) & BATCH_BITS
     }
 
-    /// Returns the drift: the sum of the batches of all active shards.
+    /// Returns the drift: twice the batches of all active shards together.
     pub(crate) fn drift(self) -> u64 {
         // Acquire pairs with the releases in `activate` and `set_batch`: a thread that sees this
         // drift also sees the folds that allowed it.
         let active = shared(self.offset + ACTIVE).load(Acquire);
-        (active / ONE_SHARD).saturating_mul(active & BATCH_BITS)
+        (active / ONE_SHARD).saturating_mul(2 * (active & BATCH_BITS))
     }
 
     /// Sets the batch and the number of active shards, and so the drift.
@@ -173,14 +198,20 @@ impl Shards {
         shared(self.offset + ACTIVE).store(shards * ONE_SHARD + batch, Release);
     }
 
-    /// Adds `n`, which is at least 0, to this CPU's word of `direction`. Returns false if the
-    /// word's headroom is less than `n`.
+    /// Adds `n`, which is from 0 to [`MAX_BATCH`], to this CPU's word of `direction`.
+    ///
+    /// Returns [`REFUSED`], which is negative, if nothing was added. Another negative result says
+    /// that the distance is past the batch, and that the shard should be folded.
     #[inline(always)]
-    pub(crate) fn add(self, direction: Direction, n: i64) -> bool {
-        let word = self.offset + direction.word();
-        // SAFETY: the caller of `at` gave the offset of a block of four words. `word` is `up` or
-        // `down` there, with its limit in the next word.
-        unsafe { units().add_within(word, n) }
+    pub(crate) fn add(self, direction: Direction, n: i64) -> i64 {
+        debug_assert!(n as u64 <= MAX_BATCH || self.offset == CLOSED);
+        // SAFETY: the caller of `at` gave the offset of a block of four words.
+        unsafe {
+            match direction {
+                Up => units().count_up(self.offset, n),
+                Down => units().count_down(self.offset, n),
+            }
+        }
     }
 
     /// Returns the totals, without a lock. The two words are not read at the same moment.
@@ -188,8 +219,8 @@ impl Shards {
         // Acquire pairs with the release in `raise_total`: a thread that sees the total also sees
         // the adds in it. Acquire also keeps a reader's two loads of the totals in order.
         Moved {
-            up: shared(self.offset + Up.folded()).load(Acquire),
-            down: shared(self.offset + Down.folded()).load(Acquire),
+            up: shared(self.offset + Up.word()).load(Acquire),
+            down: shared(self.offset + Down.word()).load(Acquire),
         }
     }
 
@@ -200,7 +231,7 @@ impl Shards {
     #[inline]
     pub(crate) fn collect(self) -> Moved {
         let mut sum = Moved { up: 0, down: 0 };
-        counter_units::for_each_used(self.offset, |[up, _, down, _]| {
+        counter_units::for_each_used(self.offset, |[up, down, _, _]| {
             // Acquire pairs with the commit of an add, which is a release: this thread also sees
             // what the adding thread did before. Acquire also keeps two collections in order.
             sum.up = sum.up.wrapping_add(up.load(Acquire));
@@ -221,14 +252,14 @@ impl Shards {
         }
     }
 
-    /// Returns whether the shard is active.
-    ///
-    /// The four words of an active shard without headroom can all be 0, after exactly 2^64 were
-    /// added there and as much was taken away. Such a shard is activated again. That moves both
-    /// folded values by the same amount, and makes the drift too large.
+    /// Returns a shard's `batch`, less what freezes took from it.
+    fn batch_word(self, unit: usize) -> &'static AtomicU64 {
+        word_at(unit, self.offset + BATCH)
+    }
+
+    /// Returns whether the shard is active. The batch of an active shard is never 0, frozen or not.
     pub(super) fn is_active(self, unit: usize) -> bool {
-        let mut words = (0..SIZE).step_by(8);
-        words.any(|word| word_at(unit, self.offset + word).load(Relaxed) != 0)
+        self.batch_word(unit).load(Relaxed) != 0
     }
 
     /// Returns the units whose shards are active.
@@ -236,60 +267,39 @@ impl Shards {
         counter_units::used().filter(move |&unit| self.is_active(unit))
     }
 
-    /// Returns how far a word is below its limit. If the shard is frozen, the result is above
-    /// [`FREEZE`], because the distance wraps below 0.
-    fn below_limit(self, unit: usize, direction: Direction) -> u64 {
-        let word = self.offset + direction.word();
-        let limit = word_at(unit, word + LIMIT).load(Relaxed);
-        // Acquire pairs with the commit of an add. A thread that sees a total raised by a fold then
-        // also sees what the adding thread did before.
-        limit.wrapping_sub(word_at(unit, word).load(Acquire))
-    }
-
     /// Returns whether the shard of `unit` is frozen.
     pub(super) fn is_frozen(self, unit: usize) -> bool {
-        self.below_limit(unit, Up) >= FREEZE
+        (self.batch_word(unit).load(Relaxed) as i64) < 0
     }
 
-    /// Returns how far `up` and `down` are past their folded values, frozen or not. The
-    /// caller holds the shard's lock. The words may still grow.
-    pub(super) fn unfolded(self, unit: usize) -> [u64; 2] {
-        let batch = self.batch();
-        [Up, Down].map(|direction| batch.wrapping_sub(self.below_limit(unit, direction) % FREEZE))
-    }
-
-    /// Moves a limit by `by`, whether the shard is frozen or not.
-    pub(super) fn move_limit(self, unit: usize, direction: Direction, by: u64) {
-        // Release: a section that sees this limit sees the drift or the total that allowed it.
-        word_at(unit, self.offset + direction.word() + LIMIT).fetch_add(by, Release);
-    }
-
-    /// Moves both limits of a shard by `by`.
-    pub(super) fn move_limits(self, unit: usize, by: u64) {
-        self.move_limit(unit, Down, by);
-        self.move_limit(unit, Up, by);
+    /// Moves the batch of a shard by `by`, whether the shard is frozen or not.
+    pub(super) fn move_batch(self, unit: usize, by: u64) {
+        // Release: a section that sees this batch sees the drift that allowed it.
+        self.batch_word(unit).fetch_add(by, Release);
     }
 
     /// Activates the shard of `unit`. The caller holds its lock.
     pub(super) fn activate(self, _held: &impl Sized, unit: usize, batch: u64) {
         // Raises the drift first, so that a shard never has headroom that the drift does not count.
         shared(self.offset + ACTIVE).fetch_add(ONE_SHARD, AcqRel);
-        self.move_limits(unit, batch);
+        self.move_batch(unit, batch);
     }
 
     /// Returns whether [`fit_batch`](Self::fit_batch) may have something to do for the shard of
-    /// `unit`, with a drift of at most `most`.
+    /// `unit`, with an error of at most `most`.
     pub(super) fn wants_another_batch(self, unit: usize, most: u64) -> bool {
-        let (batch, drift) = (self.batch(), self.drift());
+        let batch = self.batch();
+        let shards = self.drift() / (2 * batch);
         if self.is_active(unit) {
-            batch < MAX_BATCH && drift.saturating_mul(2) <= most
+            batch < MAX_BATCH && largest_error(shards, 2 * batch) <= most
         } else {
             // Without a fence, a batch that is too large for one more shard cannot be lowered.
-            drift / batch < most && (drift + batch <= most || !fence_is_refused())
+            largest_error(shards + 1, 1) <= most
+                && (largest_error(shards + 1, batch) <= most || !fence_is_refused())
         }
     }
 
-    /// Chooses a batch that allows an add of `n` on `unit`, if there is one with a drift of at most
+    /// Chooses a batch that allows an add of `n` on `unit`, if there is one with an error of at most
     /// `most`.
     ///
     /// 1. Halves the batch until the batches of all active shards, and of `unit`'s if that is new,
@@ -301,10 +311,10 @@ impl Shards {
     pub(super) fn fit_batch(self, held: &AllHeld, unit: usize, n: u64, most: u64) {
         let was_active = self.is_active(unit);
         let shards = self.active().count() as u64 + u64::from(!was_active);
-        let fits = |batch: u64| batch <= MAX_BATCH && shards.saturating_mul(batch) <= most;
-        // If a batch exceeds one CPU's share of the drift, it must be lowered when another CPU
+        let fits = |batch: u64| batch <= MAX_BATCH && largest_error(shards, batch) <= most;
+        // If a batch exceeds one CPU's share of the error, it must be lowered when another CPU
         // begins to use the counter. That needs a fence.
-        let share = most / possible() as u64;
+        let share = batch_for(most, possible());
         let may_widen = |batch: u64| fits(batch) && (batch <= share || can_fence());
         let mut batch = self.batch();
         while !fits(batch) && batch > 1 {
@@ -328,19 +338,20 @@ impl Shards {
         }
     }
 
-    /// Raises the batch: first the drift, and then the limits.
+    /// Raises the batch: first the drift, and then the batches of the shards.
     pub(super) fn raise(self, held: &AllHeld, batch: u64) {
         let more = batch - self.batch();
         let shards = self.active().count() as u64;
         self.set_batch(held, shards, batch);
-        self.active().for_each(|unit| self.move_limits(unit, more));
+        self.active().for_each(|unit| self.move_batch(unit, more));
     }
 
     /// Lowers the batch. Returns false, with nothing changed, if the fence fails.
     ///
     /// 1. Freezes the counter, and waits until no section is under way.
-    /// 2. Folds all shards, with limits that are the new batch ahead of the folded values.
-    /// 3. Adds 1 to both totals, and stores the smaller drift.
+    /// 2. [Folds everything](Self::fold_all).
+    /// 3. Lowers the batches of the shards.
+    /// 4. Adds 1 to both totals, and stores the smaller drift.
     pub(super) fn lower(self, held: &AllHeld, batch: u64) -> bool {
         self.lower_after(held, batch, Shards::quiesce)
     }
@@ -358,71 +369,82 @@ impl Shards {
         let _freeze = self.freeze(&mut frozen);
         let quiet = quiesce(self);
         if quiet {
-            let shards = self.fold_all(held, batch) as u64;
+            self.fold_all(held);
+            let by = batch.wrapping_sub(self.batch());
+            self.active().for_each(|unit| self.move_batch(unit, by));
             // Moves both totals by the same amount, which does not change what is read. A read that
             // began before finds other totals when it loads them again, and so does not return the
             // new drift for an older value.
             self.raise_total(Up, 1);
             self.raise_total(Down, 1);
-            self.set_batch(held, shards, batch);
+            self.set_batch(held, self.active().count() as u64, batch);
         }
         quiet
     }
 
-    /// Folds all that the words of a shard have moved, and sets each limit `batch` ahead of its
-    /// word. Returns whether the words had moved.
+    /// Folds all shards, so that every distance is 0. The counter is frozen, and no section is
+    /// under way.
     ///
-    /// The smaller of the two unfolded amounts is cancelled. One limit is raised
-    /// before the other, and its word may then grow at once. The error bound still holds: the other
-    /// word has already moved as far, and never goes back. So the difference of the two amounts
-    /// stays within the batch.
-    pub(super) fn fold_unit(self, _held: &impl Sized, unit: usize, batch: u64) -> bool {
-        let wider = batch.wrapping_sub(self.batch());
-        let [up, down] = self.unfolded(unit);
-        let both = up.min(down);
-        if both != 0 {
-            self.move_limits(unit, both);
-        }
-        for (direction, rest) in [(Up, up - both), (Down, down - both)] {
-            if rest != 0 {
-                self.raise_total(direction, rest);
-            }
-            if rest != 0 || wider != 0 {
-                self.move_limit(unit, direction, rest.wrapping_add(wider));
+    /// Waits for claims to end. Claims of threads that a fork left behind end here.
+    pub(super) fn fold_all(self, _held: &AllHeld) {
+        for unit in self.active() {
+            let mut tries = 0;
+            while self.claim_on(unit).is_some_and(|token| !is_stale(token)) {
+                stripe::pause(&mut tries);
             }
         }
-        [up, down] != [0, 0]
+        // No claim begins while the counter is frozen, so no total moves any more.
+        let missing = (self.collect().net()).wrapping_sub(self.folded().net());
+        self.raise_total(Direction::of(missing), missing.unsigned_abs());
+        for unit in self.active() {
+            self.set_folded(unit, self.net_of(unit));
+        }
+        self.set_estimate(0);
     }
 
-    /// Adds `rest` to the total of `direction`.
-    pub(super) fn raise_total(self, direction: Direction, rest: u64) {
+    /// Adds `amount` to the total of `direction`.
+    pub(super) fn raise_total(self, direction: Direction, amount: u64) {
         // Release: a thread that sees the total sees the adds in it.
-        shared(self.offset + direction.folded()).fetch_add(rest, Release);
+        shared(self.offset + direction.word()).fetch_add(amount, Release);
     }
 
-    /// Folds all shards. Returns how many had moved. Leaves out shards whose lock another thread
-    /// holds.
-    pub(super) fn fold(self) -> usize {
-        let moved = counter_units::used().filter(|&unit| self.fold_on(unit, || true));
-        moved.count()
+    /// Returns the estimate: what the shards held at the last look from afar.
+    pub(super) fn estimated(self) -> i64 {
+        // Acquire pairs with the release in `set_estimate`: a thread that sees the estimate also
+        // sees the adds in it.
+        shared(self.offset + ESTIMATE).load(Acquire) as i64
     }
 
-    /// Folds the shard of `unit`. Returns whether it had moved.
-    ///
-    /// Leaves out the shard if it is not active, or if another thread holds its lock. Calls
-    /// `still_there` with the lock held, and does not touch the shard if that returns false.
-    pub(super) fn fold_on(self, unit: usize, still_there: impl Fn() -> bool) -> bool {
-        stripe::try_hold(unit, self.offset).is_some_and(|held| {
-            still_there() && self.is_active(unit) && self.fold_unit(&held, unit, self.batch())
-        })
+    /// Stores the estimate. The caller holds one of the counter's locks.
+    pub(super) fn set_estimate(self, found: i64) {
+        // Release pairs with the acquire in `estimated`.
+        shared(self.offset + ESTIMATE).store(found as u64, Release);
     }
 
-    /// Folds all shards, and sets their limits for a batch of `batch`. Returns how many shards are
-    /// active.
-    ///
-    /// A batch below the present one needs [`quiesce`](Self::quiesce) first.
-    pub(super) fn fold_all(self, held: &AllHeld, batch: u64) -> usize {
-        let folded = self.active().map(|unit| self.fold_unit(held, unit, batch));
-        folded.count()
+    /// Returns `folded` of the shard of `unit`.
+    pub(super) fn folded_of(self, unit: usize) -> u64 {
+        // Acquire pairs with the release at the end of a claim: this thread sees the total.
+        word_at(unit, self.offset + FOLDED).load(Acquire)
+    }
+
+    /// Stores `folded` of the shard of `unit`, where no thread can claim it meanwhile.
+    pub(super) fn set_folded(self, unit: usize, folded: u64) {
+        // Release, as at the end of a claim: a thread that sees this value sees the total.
+        word_at(unit, self.offset + FOLDED).store(folded, Release);
+    }
+
+    /// Returns `up - down` of the shard of `unit`.
+    pub(super) fn net_of(self, unit: usize) -> u64 {
+        // Acquire pairs with the commit of an add. A thread that sees a total raised by a fold then
+        // also sees what the adding thread did before.
+        let word =
+            |direction: Direction| word_at(unit, self.offset + direction.word()).load(Acquire);
+        word(Up).wrapping_sub(word(Down))
+    }
+
+    /// Returns the token of the claim of the shard of `unit`, or `None` if it is not claimed.
+    pub(super) fn claim_on(self, unit: usize) -> Option<u64> {
+        let (folded, net) = (self.folded_of(unit), self.net_of(unit));
+        is_claimed(net, folded).then(|| folded.wrapping_sub(net))
     }
 }

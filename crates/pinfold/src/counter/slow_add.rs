@@ -1,84 +1,113 @@
-//! The slow path of an add: folds the CPU's shard, or adds to the base.
+//! The slow path of an add: folds the CPU's shard, activates it, or adds to the base.
 
 use super::PerCpuCounter;
-use super::shards::{Direction, MAX_BATCH, Shards};
-use super::stripe::{self, Held};
-use crate::counter_units;
+use super::fork::{is_stale, token};
+use super::shards::{Direction, MAX_BATCH, REFUSED, Shards};
+use super::stripe;
+use crate::counter_units::{self, units};
 use core::sync::atomic::Ordering::AcqRel;
+use pinfold_rseq::shard::Claim;
 
 impl Shards {
-    /// Gives the word of this CPU headroom for `n`, and then adds as [`add`](Self::add) does.
-    /// Activates the shard if `may_activate` is true and the shard is not active yet.
+    /// Adds as [`add`](Self::add) does, after it has made that possible: activates this CPU's
+    /// shard if `may_activate` is true and the shard is not active yet, or folds it.
     ///
-    /// Returns false if `n` is above the batch, if another thread holds the shard's lock, or if the
-    /// shard is frozen.
+    /// Returns false if `n` is above the batch, if the shard is frozen or another thread folds it,
+    /// or if the shard cannot be activated at this moment.
     #[cold]
     #[inline(never)]
     pub(crate) fn add_slow(self, direction: Direction, n: i64, may_activate: bool) -> bool {
-        let fits = counter_units::install_here().is_some_and(|unit| {
-            stripe::try_hold(unit, self.offset()).is_some_and(|held| {
-                self.make_headroom(&held, unit, direction, n as u64, may_activate)
-            })
-        });
-        // By now the thread may be on another CPU, or other threads may have used the headroom.
-        fits && self.add(direction, n)
-    }
-
-    /// Gives the word of `direction` on `unit` headroom for `n`, if the batch allows. Activates the
-    /// shard by three atomic instructions, or cancels or folds by two.
-    ///
-    /// Cancels if that gives headroom for `n` and for half the batch: moves both folded values by
-    /// the smaller of the unfolded amounts. If a CPU's additions and subtractions balance, no fold
-    /// then touches the total's cache line. Otherwise folds the word that needs headroom, and
-    /// leaves the opposite word as it is. Both steps are complete on their own: after each, every
-    /// word is within a batch of its folded value.
-    fn make_headroom(
-        self,
-        held: &Held,
-        unit: usize,
-        direction: Direction,
-        n: u64,
-        may_activate: bool,
-    ) -> bool {
         let batch = self.batch();
-        if n > batch || self.is_frozen(unit) {
+        let Some(unit) = counter_units::install_here() else {
+            return false;
+        };
+        if n as u64 > batch || self.is_frozen(unit) {
             return false;
         }
-        if !self.is_active(unit) {
-            if may_activate {
-                self.activate(held, unit, batch);
-            }
-            return may_activate;
+        if self.is_active(unit) {
+            self.fold_past_batch(direction);
+        } else if !may_activate || !self.try_activate(unit, batch) {
+            return false;
         }
-        let unfolded = self.unfolded(unit);
-        let (own, both) = (unfolded[direction as usize], unfolded[0].min(unfolded[1]));
-        if batch - (own - both) < n.max(batch / 2) {
-            // A fold first raises the total, and then the limit.
-            self.raise_total(direction, own);
-            self.move_limit(unit, direction, own);
-        } else if both != 0 {
-            self.move_limits(unit, both);
-        }
-        true
+        // By now the thread may be on another CPU, or other threads may have used the shard.
+        self.add(direction, n) != REFUSED
     }
 
-    /// Folds the shard of the caller's CPU, if its words have moved a net `batch` or more since
-    /// the last fold, and no other thread holds its lock.
-    pub(super) fn fold_here(self, batch: u64) {
-        let Some(unit) = counter_units::install_here() else {
-            return;
-        };
-        let [up, down] = self.unfolded(unit);
-        if self.is_active(unit)
-            && (up.wrapping_sub(down) as i64).unsigned_abs() >= batch
-            && let Some(held) = stripe::try_hold(unit, self.offset())
-        {
-            self.fold_unit(&held, unit, self.batch());
+    /// Returns whether another thread folds this CPU's shard. Ends a claim that a fork has left
+    /// behind.
+    #[inline]
+    pub(crate) fn is_claimed_here(self) -> bool {
+        let token = counter_units::install_here().and_then(|unit| self.claim_on(unit));
+        if token.is_some_and(is_stale) {
+            self.repair();
         }
+        token.is_some()
+    }
+
+    /// Activates the shard of `unit`. Returns false if another thread holds its lock.
+    fn try_activate(self, unit: usize, batch: u64) -> bool {
+        stripe::try_hold(unit, self.offset()).is_some_and(|held| {
+            if !self.is_active(unit) {
+                self.activate(&held, unit, batch);
+            }
+            true
+        })
+    }
+
+    /// Folds this CPU's shard, if its distance in `direction` is more than the batch. Leaves it half
+    /// a batch on the other side, so that a CPU that counts in one direction folds less often.
+    ///
+    /// Does nothing if another thread has claimed the shard, or if it is frozen. Costs one critical
+    /// section, one atomic add to the total, and one store.
+    #[inline]
+    pub(crate) fn fold_past_batch(self, direction: Direction) {
+        self.fold_here(direction, |claim| (claim.batch, claim.batch / 2));
+    }
+
+    /// Folds this CPU's shard, if its distance in `direction` is `most` or more. Leaves a distance
+    /// of 0.
+    pub(super) fn fold_from(self, direction: Direction, most: u64) {
+        self.fold_here(direction, |_| (most.saturating_sub(1), 0));
+    }
+
+    /// Folds this CPU's shard. `choose` returns the distance up to which nothing is done, and the
+    /// distance to leave on the other side.
+    #[inline(always)]
+    fn fold_here(self, direction: Direction, choose: impl FnOnce(&Claim) -> (u64, u64)) {
+        // SAFETY: the caller of `at` gave the offset of a block of four words.
+        let Some(claim) = (unsafe { units().claim(self.offset(), token()) }) else {
+            return self.repair();
+        };
+        let (most, rest) = choose(&claim);
+        let (net, folded) = (claim.net, claim.folded);
+        // Separate code for each direction, so that the processor finds the total's address without
+        // a wait for the words of the shard.
+        let (distance, after) = match direction {
+            Direction::Up => (net.wrapping_sub(folded), net.wrapping_add(rest)),
+            Direction::Down => (folded.wrapping_sub(net), net.wrapping_sub(rest)),
+        };
+        if (distance as i64) <= most as i64 {
+            return claim.release(folded);
+        }
+        self.raise_total(direction, distance + rest);
+        claim.release(after);
     }
 }
 
 impl PerCpuCounter {
+    /// Finishes an add of `n` after which [`Shards::add`] returned `left`, a negative number.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn finish_add(&self, shards: Shards, n: i64, left: i64) {
+        if left == REFUSED {
+            return match shards.is_claimed_here() {
+                true => self.add_to_base(n),
+                false => self.add_slow(n),
+            };
+        }
+        shards.fold_past_batch(Direction::of(n));
+    }
+
     #[cold]
     #[inline(never)]
     pub(crate) fn add_slow(&self, n: i64) {
@@ -110,6 +139,7 @@ impl PerCpuCounter {
             && let Some(held) = stripe::try_hold_all(shards.offset())
         {
             shards.fit_batch(&held, unit, size, max_drift);
+            self.expect_batch(shards.batch());
         }
     }
 

@@ -3,11 +3,12 @@
 //! There is one bit for each block that a counter could have, by offset. So the folding thread
 //! follows no pointer to a counter. A counter that is dropped clears its bit while it holds the
 //! locks of all its shards. The folding thread holds one of these locks while it checks the bit and
-//! folds.
+//! stores an [estimate](super::estimate).
 //!
-//! In most ticks, most watched counters are idle. [`has_moved`] recognises these by reading their
-//! words, without the lock.
+//! In most ticks, most watched counters are idle. The folding thread recognises these by reading
+//! their words, without the lock.
 
+use super::estimate::distance;
 use super::shards::{SIZE, Shards};
 use crate::counter_units;
 use crate::sys;
@@ -77,77 +78,48 @@ fn map() -> &'static [AtomicU64] {
     }
 }
 
-/// Folds every watched counter in the units that `wanted` accepts. Returns how many shards had
-/// moved. Leaves out shards whose lock another thread holds.
-///
-/// Goes through one unit after the other, so that neighbouring counters are read from the same
-/// cache lines in sequence.
+/// The watched counters that share a word of the bitmap.
+const TOGETHER: usize = u64::BITS as usize;
+
+/// Estimates what every watched counter holds in the units that `wanted` accepts. Returns how many
+/// shards hold something, of counters whose estimate has changed. Leaves out counters of which
+/// another thread holds a lock.
 pub(crate) fn fold_watched(wanted: &impl Fn(usize) -> bool) -> usize {
     let map = map();
-    let watched = &map[..WORDS.load(Relaxed).min(map.len())];
-    let units = counter_units::used().filter(|&unit| wanted(unit));
-    units.map(|unit| fold_watched_in(unit, watched)).sum()
+    let words = &map[..WORDS.load(Relaxed).min(map.len())];
+    let places = words.iter().enumerate();
+    places
+        .map(|(at, word)| fold_word(at * TOGETHER * SIZE, word, wanted))
+        .sum()
 }
 
-/// Folds the watched counters of one unit. Returns how many shards had moved.
-fn fold_watched_in(unit: usize, watched: &[AtomicU64]) -> usize {
-    let shard = counter_units::blocks_of::<4>(unit);
-    let blocks = watched.iter().enumerate().flat_map(|(at, word)| {
-        // Acquire pairs with the release in `watch_block`: this thread sees the block prepared.
-        bits(word.load(Acquire)).map(move |bit| (word, bit, (at * 64 + bit) * SIZE))
-    });
-    let moved = blocks.filter(|&(word, bit, offset)| {
-        // The block's counter may be dropped during the fold.
-        let still_there = || word.load(Acquire) & 1 << bit != 0;
-        // SAFETY: `fold_on` asks `still_there` with the lock of the shard held, before it changes
-        // the shard. A thread that frees the block has cleared the bit before, while it held this
-        // lock.
-        has_moved(shard(offset)) && unsafe { Shards::at(offset) }.fold_on(unit, still_there)
-    });
-    moved.count()
-}
-
-/// Returns whether a fold of the shard would change a total. Reads one cache line, takes no lock
-/// and writes nothing.
+/// Estimates the watched counters of one word of the bitmap, whose first block is at `first`.
 ///
-/// Both limits are the same distance ahead of their folded values, and a freeze takes the same from
-/// both. So if both words have the same headroom, they have moved by the same distance since the
-/// last fold, and the totals already have the right difference. A shard that was never used is all
-/// zeroes.
-///
-/// The loads may see a word before an add and a limit after a fold. Then the fold finds nothing to
-/// do, or the next call finds what is left.
-fn has_moved([up, up_limit, down, down_limit]: &[AtomicU64; 4]) -> bool {
-    // Relaxed: `fold_on` reads the words again, with the shard's lock held.
-    let headroom =
-        |word: &AtomicU64, limit: &AtomicU64| limit.load(Relaxed).wrapping_sub(word.load(Relaxed));
-    headroom(up, up_limit) != headroom(down, down_limit)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::shards::FREEZE;
-    use super::*;
-
-    /// Returns whether a shard with this headroom has moved, for words near the end of their range.
-    fn moved(of_up: u64, of_down: u64) -> bool {
-        let (up, down) = (u64::MAX - 2, 5u64);
-        let limits = (up.wrapping_add(of_up), down.wrapping_add(of_down));
-        has_moved(&[up, limits.0, down, limits.1].map(AtomicU64::new))
+/// Goes through one unit after the other, so that neighbouring counters are read from the same
+/// cache lines in sequence. Writes nothing for a counter whose estimate stays.
+fn fold_word(first: usize, word: &AtomicU64, wanted: &impl Fn(usize) -> bool) -> usize {
+    // Acquire pairs with the release in `watch_block`: this thread sees the blocks prepared.
+    let watched = word.load(Acquire);
+    if watched == 0 {
+        return 0;
     }
-
-    #[test]
-    fn a_shard_has_moved_if_its_words_have_different_headroom() {
-        const BATCH: u64 = 1 << 20;
-        assert!(!moved(BATCH, BATCH));
-        assert!(moved(BATCH - 1, BATCH) && moved(BATCH, BATCH - 1));
-        assert!(moved(0, BATCH) && moved(BATCH, 0));
-        // What went up and what went down cancel each other.
-        assert!(!moved(BATCH - 7, BATCH - 7));
-        for less in [FREEZE, 3 * FREEZE] {
-            let [whole, used] = [BATCH, BATCH - 9].map(|headroom| headroom.wrapping_sub(less));
-            assert!(!moved(whole, whole) && moved(used, whole) && moved(whole, used));
+    let mut found = [0i64; TOGETHER];
+    for unit in counter_units::used().filter(|&unit| wanted(unit)) {
+        let shard = counter_units::blocks_of::<4>(unit);
+        for bit in bits(watched) {
+            found[bit] = found[bit].wrapping_add(distance(shard(first + bit * SIZE)));
         }
-        assert!(!has_moved(&[0; 4].map(AtomicU64::new)));
     }
+    let folded = bits(watched).map(|bit| {
+        // The block's counter may be dropped meanwhile.
+        let still_there = || word.load(Acquire) & 1 << bit != 0;
+        // SAFETY: `estimate` asks `still_there` with a lock of the block held, before it writes. A
+        // thread that frees the block has cleared the bit before, while it held all these locks.
+        let shards = unsafe { Shards::at(first + bit * SIZE) };
+        match found[bit] == shards.estimated() {
+            true => 0,
+            false => shards.estimate(wanted, still_there),
+        }
+    });
+    folded.sum()
 }

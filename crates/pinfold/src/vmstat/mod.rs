@@ -37,7 +37,7 @@ pub use events::VmEvents;
 pub use threshold::{MAX_THRESHOLD, normal_threshold, pressure_threshold};
 
 use crate::counter::PerCpuCounter;
-use crate::counter::shards::{Direction, SIZE, Shards};
+use crate::counter::shards::{Direction, MAX_BATCH, REFUSED, SIZE, Shards};
 use crate::counter_units::LazyBlock;
 use crate::topology::NodeId;
 use crate::{mempolicy, nodes};
@@ -256,24 +256,31 @@ impl<I: Item> VmStat<I> {
         // Relaxed: `zones` was stored before `run`, so a thread that sees `run` sees `zones`. The
         // first node's zones exist on every machine, so they need no load.
         let inside = zone.0 < ZONES_A_NODE || zone.0 < self.zones.load(Relaxed);
-        if run != 0 && inside && delta != i64::MIN {
+        if run != 0 && inside && delta.unsigned_abs() <= MAX_BATCH {
             let block = run + SIZE * (zone.0 * I::NAMES.len() + item);
             // SAFETY: the zone exists and the item has a name, so `block` is one of this `VmStat`'s
             // blocks. The blocks are freed only when the `VmStat` is dropped.
             let shards = unsafe { Shards::at(block) };
             let (direction, size) = (Direction::of(delta), delta.abs());
-            if shards.add(direction, size) || self.add_and_follow(shards, direction, size) {
+            let left = shards.add(direction, size);
+            if left >= 0 || self.finish_add(shards, direction, size, left) {
                 return;
             }
         }
         self.add_slow(zone.0, item, delta);
     }
 
+    /// Finishes an add after which [`Shards::add`] returned `left`, a negative number. Returns false
+    /// if nothing was added.
     #[cold]
     #[inline(never)]
-    fn add_and_follow(&self, shards: Shards, direction: Direction, size: i64) -> bool {
+    fn finish_add(&self, shards: Shards, direction: Direction, size: i64, left: i64) -> bool {
         self.follow_cpus();
-        shards.add_slow(direction, size, true)
+        if left == REFUSED {
+            return !shards.is_claimed_here() && shards.add_slow(direction, size, true);
+        }
+        shards.fold_past_batch(direction);
+        true
     }
 
     #[cold]

@@ -178,17 +178,55 @@ macro_rules! body {
             "str x11, [x9, {offset}]", // commit
         ])
     };
-    (add_within $operands:tt) => {
+    (count_up $operands:tt) => {
         template!($operands [
             "add x9, x9, {offset}",
             // The thread pointer in `x10` is not needed any more.
             "ldp x11, x10, [x9]",
-            "sub x10, x10, x11",
-            "cmp x10, {n}",
-            "b.lt {fail}",
+            "ldp {left}, {most}, [x9, #16]",
             "add x11, x11, {n}",
+            "add {left}, {left}, x10",
+            "sub {left}, {left}, x11",
+            "add {left}, {left}, {most}",
+            "add {most}, {most}, {left}",
+            "lsr {most}, {most}, #{bits}",
+            "cbnz {most}, 6b",
             "stlr x11, [x9]", // commit
-        ])
+        ] else "mov {left}, #0x8000000000000000")
+    };
+    (count_down $operands:tt) => {
+        template!($operands [
+            "add x9, x9, {offset}",
+            // The thread pointer in `x10` is not needed any more.
+            "ldp x10, x11, [x9]",
+            "ldp {left}, {most}, [x9, #16]",
+            "add x11, x11, {n}",
+            "sub {left}, x10, {left}",
+            "sub {left}, {left}, x11",
+            "add {left}, {left}, {most}",
+            "add {most}, {most}, {left}",
+            "lsr {most}, {most}, #{bits}",
+            "cbnz {most}, 6b",
+            "add x9, x9, #8",
+            "stlr x11, [x9]", // commit
+        ] else "mov {left}, #0x8000000000000000")
+    };
+    (claim $operands:tt) => {
+        template!($operands [
+            "add {shard}, x9, {offset}",
+            "ldp {net}, x11, [{shard}]",
+            "ldp {folded}, {batch}, [{shard}, #16]",
+            "cmp {batch}, #0",
+            "b.le 6b",
+            "sub {net}, {net}, x11",
+            // Twice the distance overflows if the shard is claimed.
+            "sub x11, {net}, {folded}",
+            "adds x11, x11, x11",
+            "b.vs 6b",
+            "add x11, {net}, {token}",
+            "add x9, {shard}, #16",
+            "stlr x11, [x9]", // commit
+        ] else "mov {shard}, xzr")
     };
     (store_if_equal $operands:tt) => {
         template!($operands [

@@ -24,6 +24,7 @@
     allow(unused, reason = "there are no instructions for the operands")
 )]
 
+use crate::shard::{Claim, DISTANCE_BITS};
 use crate::stack::STACK_ALIGN;
 use crate::stuck::{ABORTS, PATIENCE};
 use crate::units::{FIRST, MAX_INDEX};
@@ -169,9 +170,33 @@ macro_rules! section {
 impl Area {
     section!(pub(crate) add(n: u64) -> bool);
     section!(
-        /// Needs also the next word, which is the limit.
-        pub(crate) add_within(n: i64) -> bool
+        /// Needs a whole shard at `offset`.
+        pub(crate) count_up(n: i64) -> left: i64, most = out(reg) _, bits = const DISTANCE_BITS,
     );
+    section!(
+        /// Needs a whole shard at `offset`.
+        pub(crate) count_down(n: i64) -> left: i64, most = out(reg) _, bits = const DISTANCE_BITS,
+    );
+    /// Needs a whole shard at `offset`.
+    #[inline(always)]
+    pub(crate) unsafe fn claim(self, offset: usize, token: u64) -> Option<Claim> {
+        let (shard, net, folded, batch): (*mut u8, u64, u64, u64);
+        // SAFETY: the caller keeps the contract of the module and of this section.
+        unsafe {
+            body!(claim {
+                cs = in(reg) self.cs,
+                index = in(reg) self.index,
+                table = in(reg) self.table,
+                offset = in(reg) offset,
+                token = in(reg) token,
+                shard = out(reg) shard,
+                net = out(reg) net,
+                folded = out(reg) folded,
+                batch = out(reg) batch,
+            });
+        }
+        Claim::new(shard, [net, folded, batch])
+    }
     section!(pub(crate) store_if_equal(expected: u64, new: u64) -> bool);
     section!(
         /// Takes the top pointer off the [`stack`](crate::stack) at `offset`, as

@@ -183,16 +183,53 @@ macro_rules! body {
             "add qword ptr [rax + {offset}], {n}", // commit
         ])
     };
-    (add_within $operands:tt) => {
+    (count_up $operands:tt) => {
         template!($operands [
             "mov rcx, qword ptr [rax + {offset}]",
-            "mov {room}, qword ptr [rax + {offset} + 8]",
-            "sub {room}, rcx",
-            "cmp {room}, {n}",
-            "jl {fail}",
             "add rcx, {n}",
+            "mov {left}, qword ptr [rax + {offset} + 24]",
+            "mov {most}, {left}",
+            "add {left}, qword ptr [rax + {offset} + 8]",
+            "add {left}, qword ptr [rax + {offset} + 16]",
+            "sub {left}, rcx",
+            "add {most}, {left}",
+            "shr {most}, {bits}",
+            "jnz 6f",
             "mov qword ptr [rax + {offset}], rcx", // commit
-        ] {room = out(reg) _})
+        ] else "movabs {left}, 0x8000000000000000")
+    };
+    (count_down $operands:tt) => {
+        template!($operands [
+            "mov rcx, qword ptr [rax + {offset} + 8]",
+            "add rcx, {n}",
+            "mov {left}, qword ptr [rax + {offset} + 24]",
+            "mov {most}, {left}",
+            "add {left}, qword ptr [rax + {offset}]",
+            "sub {left}, qword ptr [rax + {offset} + 16]",
+            "sub {left}, rcx",
+            "add {most}, {left}",
+            "shr {most}, {bits}",
+            "jnz 6f",
+            "mov qword ptr [rax + {offset} + 8], rcx", // commit
+        ] else "movabs {left}, 0x8000000000000000")
+    };
+    (claim $operands:tt) => {
+        template!($operands [
+            "lea {shard}, [rax + {offset}]",
+            "mov {batch}, qword ptr [{shard} + 24]",
+            "test {batch}, {batch}",
+            "jle 6f",
+            "mov {net}, qword ptr [{shard}]",
+            "sub {net}, qword ptr [{shard} + 8]",
+            "mov {folded}, qword ptr [{shard} + 16]",
+            // Twice the distance overflows if the shard is claimed.
+            "mov rcx, {net}",
+            "sub rcx, {folded}",
+            "add rcx, rcx",
+            "jo 6f",
+            "lea rcx, [{net} + {token}]",
+            "mov qword ptr [{shard} + 16], rcx", // commit
+        ] else "xor {shard:e}, {shard:e}")
     };
     (store_if_equal $operands:tt) => {
         template!($operands [
