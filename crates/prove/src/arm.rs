@@ -204,6 +204,18 @@ impl Word {
             let name = if sets { "tst" } else { "and" };
             return Some((format!("{name} {a}, #{value:#x}"), ops));
         }
+        // Shift right by a constant.
+        if self.is(0xffc0_fc00, 0xd340_fc00) {
+            let by = u64::from(self.bits(16, 6));
+            let ops = self.alu(
+                Alu::Shr,
+                self.target(0),
+                self.source(5),
+                Src::Imm(by),
+                false,
+            );
+            return Some((format!("lsr {to}, {a}, #{by}"), ops));
+        }
         // `movz`.
         if self.is(0x7f80_0000, 0x5280_0000) {
             let value = u64::from(self.bits(5, 16)) << (16 * self.bits(21, 2));
@@ -506,6 +518,7 @@ fn condition(code: u32) -> Option<(&'static str, When)> {
     let (name, cond) = match code >> 1 {
         0 => (["eq", "ne"], Cond::Equal),
         1 => (["hs", "lo"], Cond::Carry),
+        3 => (["vs", "vc"], Cond::Overflow),
         4 => (["hi", "ls"], Cond::Higher),
         5 => (["ge", "lt"], Cond::Less),
         6 => (["gt", "le"], Cond::LessOrEqual),

@@ -23,6 +23,8 @@ pub enum Alu {
     And,
     Or,
     Xor,
+    /// Shifts right, and fills with zeroes.
+    Shr,
 }
 
 /// Which flags an instruction sets.

@@ -702,6 +702,7 @@ fn compute(op: Alu, a: u64, b: u64, bytes: u8, borrow: bool) -> (u64, u8) {
             Alu::And => a & b,
             Alu::Or => a | b,
             Alu::Xor => a ^ b,
+            Alu::Shr => a >> b,
         };
     let (carry, overflow) = match op {
         Alu::Add => (result < a, (a ^ result) & (b ^ result) & top != 0),

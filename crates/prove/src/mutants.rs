@@ -1,7 +1,7 @@
 //! Makes faulty sections, and says which changes are no fault.
 
 use crate::image::{Arch, Part, Program};
-use crate::ir::{Alu, FLAGS, Instruction, Op, Order, Src, Uses};
+use crate::ir::{Alu, FLAGS, Instruction, Op, Order, Reg, Src, Uses};
 
 /// A changed section.
 pub struct Mutant {
@@ -186,7 +186,8 @@ fn swap_is_equivalent(program: &Program, first: usize, second: usize) -> Option<
             )
         }) && program.arch == Arch::Arm
     };
-    if is_sum(a) && is_sum(b) && one.writes == two.writes && one.writes & FLAGS == 0 {
+    let is_one_sum = sum(a).is_some() && sum(a) == sum(b) && !a.stores() && !b.stores();
+    if is_one_sum && in_section && (one.writes | two.writes) & FLAGS == 0 {
         return Some("two sums, which are the same in either order");
     }
     let accesses = [a, b].iter().filter(|slot| slot.accesses_memory()).count();
@@ -242,20 +243,32 @@ fn may_ignore_flags(a: &Instruction, b: &Instruction) -> bool {
     })
 }
 
-/// Returns whether the instruction adds something other to a register.
-fn is_sum(instruction: &Instruction) -> bool {
-    match &instruction.ops[..] {
-        [
-            Op::Alu {
-                op: Alu::Add,
-                to: Some(to),
-                a,
-                b,
-                ..
-            },
-        ] => *a == Src::Reg(*to) && *b != Src::Reg(*to),
-        _ => false,
-    }
+/// Returns the register to which the instruction adds something other, or from which it subtracts
+/// something: a register, a constant, or a word.
+fn sum(instruction: &Instruction) -> Option<Reg> {
+    let (loaded, last) = match &instruction.ops[..] {
+        [last] => (None, last),
+        [Op::Load { to, at, .. }, last] => (Some((*to, at)), last),
+        _ => return None,
+    };
+    let Op::Alu {
+        op: Alu::Add | Alu::Sub,
+        to: Some(to),
+        a: Src::Reg(from),
+        b,
+        ..
+    } = last
+    else {
+        return None;
+    };
+    let own = Src::Reg(*to);
+    let from_other = match loaded {
+        None => *b != own,
+        Some((word, at)) => {
+            *b == Src::Reg(word) && at.base != Some(*to) && at.index.is_none_or(|(by, _)| by != *to)
+        }
+    };
+    (from == to && from_other).then_some(*to)
 }
 
 /// Returns whether no path from `slot` on reads one of the registers in `set` before it is written.

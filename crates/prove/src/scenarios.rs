@@ -2,11 +2,14 @@
 
 use crate::scene::{Actor, Place, SET_BEFORE, Scenario, Seen, item};
 use crate::spec::{Operation as Op, Ring, Unit};
+use pinfold_rseq::shard::TOKEN;
 
 /// All sections.
-pub const NAMES: [&str; 20] = [
+pub const NAMES: [&str; 22] = [
     "add",
-    "add_within",
+    "count_up",
+    "count_down",
+    "claim",
     "store_if_equal",
     "pop",
     "pop_counted",
@@ -70,6 +73,13 @@ fn list(items: &[u64]) -> Unit {
     }
 }
 
+fn shard(words: [u64; 4]) -> Unit {
+    Unit {
+        shard: Some(words),
+        ..Unit::default()
+    }
+}
+
 fn ring(head: u64, records: &[[u64; 2]]) -> Unit {
     Unit {
         ring: Some(Ring {
@@ -99,6 +109,7 @@ fn case(name: &str) -> Case {
     match name {
         "pop" | "pop_counted" | "push" | "pop_batch" | "push_batch" => on_stacks(name),
         "list_push" | "list_pop" | "append" => on_lists(name),
+        "count_up" | "count_down" | "claim" => on_shards(name),
         "compare_exchange_pair" | "store_two_if_equal" | "store_if_both_equal" => on_pairs(name),
         _ => on_words(name),
     }
@@ -109,16 +120,6 @@ fn on_words(name: &str) -> Case {
     let mut edges = vec![];
     let (operation, beside, seen) = match name {
         "add" => (Op::Add(5), Op::Swap(100), None),
-        "add_within" => {
-            units = [words(10, 30), words(1000, 2000)];
-            edges = vec![
-                (words(10, 14), Op::AddWithin(5)),
-                (words(10, 15), Op::AddWithin(5)),
-                (words(10, 9), Op::AddWithin(5)),
-                (words(u64::MAX - 1, 3), Op::AddWithin(5)),
-            ];
-            (Op::AddWithin(5), Op::Swap(7), release(15))
-        }
         "store_if_equal" => {
             units[1] = words(10, 4);
             edges = vec![(words(12, 3), Op::StoreIfEqual(10, 11))];
@@ -200,6 +201,55 @@ fn on_stacks(name: &str) -> Case {
         operation,
         beside,
         seen: None,
+    }
+}
+
+fn on_shards(name: &str) -> Case {
+    const CLAIMED: u64 = TOKEN + 0x1230;
+    let (operation, first, when) = match name {
+        "count_up" => (Op::CountUp(5), WORD, 105),
+        "count_down" => (Op::CountDown(5), WORD + 8, 45),
+        _ => (Op::Claim(CLAIMED), WORD + 16, 60 + CLAIMED),
+    };
+    let frozen = |batch: u64| batch.wrapping_sub(1 << 44);
+    // The net is 60. The distances from what was folded lie around those that decide.
+    let distances = [-20i64, -16, -15, -14, 0, 14, 15, 16, 20];
+    let near = distances.map(|distance| [100, 40, 60u64.wrapping_add_signed(-distance), 10]);
+    let others = [
+        [0, 0, 0, 0],
+        [100, 40, 60, frozen(10)],
+        [100, 40, 60 + CLAIMED, 10],
+        [100, 40, 60 + 2 * TOKEN - 1, 10],
+        [3, u64::MAX - 1, 7, 10],
+        [100, 40, 60, 1 << 40],
+    ];
+    let edges = near.into_iter().chain(others);
+    let mut edges: Vec<_> = edges
+        .map(|words| (shard(words), operation.clone()))
+        .collect();
+    if name != "claim" {
+        let large = match name {
+            "count_up" => Op::CountUp(1 << 40),
+            _ => Op::CountDown(1 << 40),
+        };
+        for folded in [60, 60 + CLAIMED, 60 + 2 * TOKEN - 1] {
+            edges.push((shard([100, 40, folded, 10]), large.clone()));
+            edges.push((shard([100, 40, folded, 1 << 40]), large.clone()));
+        }
+    }
+    Case {
+        units: [[100, 40, 56, 10], [1000, 1100, (-99i64) as u64, 20]].map(shard),
+        beside: match name {
+            "claim" => Op::Claim(TOKEN + 0x4560),
+            _ => Op::CountUp(3),
+        },
+        operation,
+        edges,
+        seen: Some(Seen {
+            first: Place::Unit(first),
+            when,
+            then: vec![(SET_BEFORE, 1)],
+        }),
     }
 }
 

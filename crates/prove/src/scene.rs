@@ -410,6 +410,14 @@ fn read_unit(word: &Read, index: usize, like: &Unit) -> std::result::Result<Unit
         unit.ring = Some(ring);
         return Ok(unit);
     }
+    if like.shard.is_some() {
+        let mut shard = [0; 4];
+        for (offset, value) in shard.iter_mut().enumerate() {
+            *value = word(at + WORD + 8 * offset as u64)?;
+        }
+        unit.shard = Some(shard);
+        return Ok(unit);
+    }
     unit.words = [word(at + WORD)?, word(at + WORD + 8)?];
     if like.list.is_some() {
         unit.list = Some(walk(word, unit.words[0])?);
@@ -534,6 +542,10 @@ impl Making<'_> {
         let at = unit_at(0);
         let unit = self.scenario.units[0].as_ref().expect("a unit to take");
         let word = at + WORD;
+        if unit.shard.is_some() {
+            let words = [0, 8, 16, 24].map(|offset| word + offset);
+            return (words.to_vec(), words.map(|word| (word, 0)).to_vec());
+        }
         if unit.stack.is_some() {
             let slots = (0..CAPACITY as u64).map(|slot| stack_base(0) + 8 * slot);
             let loads = [word + 8, word].into_iter().chain(slots).collect();
@@ -650,9 +662,9 @@ impl Making<'_> {
         let buffer = buffer_at(self.buffers);
         let other = WORD + 8;
         let (arguments, words, input): (Vec<u64>, usize, Vec<u64>) = match operation {
-            Op::Add(a) | Op::AddWithin(a) | Op::PopCounted(a) | Op::Push(a) => {
-                (vec![*a], 0, vec![])
-            }
+            Op::Add(a) | Op::PopCounted(a) | Op::Push(a) => (vec![*a], 0, vec![]),
+            Op::CountUp(a) | Op::CountDown(a) => (vec![*a], 0, vec![]),
+            Op::Claim(token) => (vec![*token, buffer], 3, vec![]),
             Op::Store(a) | Op::And(a) | Op::Or(a) | Op::ListPush(a) => (vec![*a], 0, vec![]),
             Op::StoreIfEqual(a, b) => (vec![*a, *b], 0, vec![]),
             Op::Pop | Op::ListPop => (vec![], 0, vec![]),
@@ -748,6 +760,12 @@ impl Making<'_> {
     fn unit(&mut self, index: usize, unit: &Unit) {
         let at = unit_at(index);
         let mut words = unit.words;
+        if let Some(shard) = &unit.shard {
+            for (word, value) in (at + WORD..).step_by(8).zip(shard) {
+                self.layout.word(word, Kind::Shared, *value);
+            }
+            return;
+        }
         if let Some(ring) = &unit.ring {
             self.layout.word(at + WORD, Kind::Shared, ring.head);
             self.layout.word(at + TAIL, Kind::Shared, ring.tail);

@@ -1,12 +1,15 @@
 //! What each operation does when it runs alone, and which outcomes several operations may have.
 
+use pinfold_rseq::shard::REFUSED;
 use std::collections::HashSet;
 
 /// An operation with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
     Add(u64),
-    AddWithin(u64),
+    CountUp(u64),
+    CountDown(u64),
+    Claim(u64),
     StoreIfEqual(u64, u64),
     Pop,
     PopCounted(u64),
@@ -42,6 +45,7 @@ pub struct Unit {
     pub stack: Option<Vec<u64>>,
     pub list: Option<Vec<u64>>,
     pub ring: Option<Ring>,
+    pub shard: Option<[u64; 4]>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -58,7 +62,9 @@ impl Operation {
     pub fn name(&self) -> &'static str {
         match self {
             Op::Add(_) => "add",
-            Op::AddWithin(_) => "add_within",
+            Op::CountUp(_) => "count_up",
+            Op::CountDown(_) => "count_down",
+            Op::Claim(_) => "claim",
             Op::StoreIfEqual(..) => "store_if_equal",
             Op::Pop => "pop",
             Op::PopCounted(_) => "pop_counted",
@@ -83,7 +89,11 @@ impl Operation {
 
     /// Returns the result where there is no unit.
     pub fn failed(&self) -> Vec<u64> {
-        vec![u64::from(matches!(self, Op::Append(_)))]
+        vec![match self {
+            Op::Append(_) => 1,
+            Op::CountUp(_) | Op::CountDown(_) => REFUSED as u64,
+            _ => 0,
+        }]
     }
 
     /// Runs the operation on a unit, and returns its result.
@@ -91,6 +101,9 @@ impl Operation {
         match self {
             Op::Take => return take(unit),
             Op::Append(record) => return vec![append(unit, *record)],
+            Op::CountUp(n) => return vec![count(unit, *n as i64, 1)],
+            Op::CountDown(n) => return vec![count(unit, *n as i64, -1)],
+            Op::Claim(token) => return claim(unit, *token),
             Op::ListPush(item) => {
                 let list = unit.list.get_or_insert_default();
                 list.insert(0, *item);
@@ -141,10 +154,6 @@ impl Operation {
         let old = *word;
         let (done, new) = match self {
             Op::Add(n) => (true, old.wrapping_add(*n)),
-            Op::AddWithin(n) => {
-                let room = other.wrapping_sub(old) as i64;
-                (room >= *n as i64, old.wrapping_add(*n))
-            }
             Op::StoreIfEqual(expected, new) => (old == *expected, *new),
             Op::Store(value) => (true, *value),
             Op::And(mask) => (true, old & mask),
@@ -190,9 +199,14 @@ impl Operation {
                 Some(result) => result.to_vec(),
                 None => raw.to_vec(),
             },
+            Op::Claim(_) => match raw[0] & 0xff {
+                0 => vec![0],
+                done => [&[done], &raw[1..]].concat(),
+            },
             Op::Pop | Op::PopCounted(_) | Op::ListPop | Op::PushBatch(_) | Op::Append(_) => {
                 vec![raw[0]]
             }
+            Op::CountUp(_) | Op::CountDown(_) => vec![raw[0]],
             Op::Take => raw.to_vec(),
             _ => vec![raw[0] & 0xff],
         }
@@ -218,7 +232,43 @@ fn append(unit: &mut Unit, record: [u64; 2]) -> u64 {
     0
 }
 
+/// Returns the distance of a shard.
+fn distance([up, down, folded, _]: [u64; 4]) -> i128 {
+    i128::from(up.wrapping_sub(down).wrapping_sub(folded) as i64)
+}
+
+fn count(unit: &mut Unit, n: i64, sign: i128) -> u64 {
+    let shard = unit.shard.get_or_insert_default();
+    let batch = i128::from(shard[3] as i64);
+    let after = distance(*shard) * sign + i128::from(n);
+    if after > 2 * batch || after < -2 * batch {
+        return REFUSED as u64;
+    }
+    let word = if sign > 0 {
+        &mut shard[0]
+    } else {
+        &mut shard[1]
+    };
+    *word = word.wrapping_add_signed(n);
+    (batch - after) as u64
+}
+
+fn claim(unit: &mut Unit, token: u64) -> Vec<u64> {
+    let shard = unit.shard.get_or_insert_default();
+    let [up, down, folded, batch] = *shard;
+    let is_near = distance(*shard).unsigned_abs() < 1 << 60;
+    if !is_near || batch as i64 <= 0 {
+        return vec![0];
+    }
+    let net = up.wrapping_sub(down);
+    shard[2] = net.wrapping_add(token);
+    vec![1, net, folded, batch]
+}
+
 fn take(unit: &mut Unit) -> Vec<u64> {
+    if let Some(shard) = &mut unit.shard {
+        return std::mem::take(shard).to_vec();
+    }
     if let Some(stack) = &mut unit.stack {
         let items = std::mem::take(stack);
         let count = std::mem::take(&mut unit.words[1]);

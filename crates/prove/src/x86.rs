@@ -51,6 +51,7 @@ impl Decoding<'_> {
             Mnemonic::And => self.alu(Alu::And, Sets::All)?,
             Mnemonic::Or => self.alu(Alu::Or, Sets::All)?,
             Mnemonic::Xor => self.alu(Alu::Xor, Sets::All)?,
+            Mnemonic::Shr => self.alu(Alu::Shr, Sets::All)?,
             Mnemonic::Inc => self.change(Alu::Add, Some(Src::Imm(1)), Sets::NotCarry, true)?,
             Mnemonic::Dec => self.change(Alu::Sub, Some(Src::Imm(1)), Sets::NotCarry, true)?,
             Mnemonic::Cmp => self.change(Alu::Sub, None, Sets::All, false)?,

@@ -49,7 +49,16 @@ unsafe fn give(found: Option<u64>, old: *mut u64) -> bool {
 
 probes! {
     probe_add(offset: usize, n: u64) -> bool = |units| units.add(offset, n);
-    probe_add_within(offset: usize, n: i64) -> bool = |units| units.add_within(offset, n);
+    probe_count_up(offset: usize, n: i64) -> i64 = |units| units.count_up(offset, n);
+    probe_count_down(offset: usize, n: i64) -> i64 = |units| units.count_down(offset, n);
+    probe_claim(offset: usize, token: u64, found: *mut [u64; 3]) -> bool
+        = |units| match units.claim(offset, token) {
+            Some(claim) => {
+                found.write([claim.net, claim.folded, claim.batch]);
+                true
+            }
+            None => false,
+        };
     probe_store_if_equal(offset: usize, expected: u64, new: u64) -> bool
         = |units| units.store_if_equal(offset, expected, new);
     probe_pop(offset: usize) -> *mut u8 = |units| units.pop(offset);

@@ -216,9 +216,9 @@ macro_rules! body {
             "add {shard}, x9, {offset}",
             "ldp {net}, x11, [{shard}]",
             "ldp {folded}, {batch}, [{shard}, #16]",
+            "sub {net}, {net}, x11",
             "cmp {batch}, #0",
             "b.le 6b",
-            "sub {net}, {net}, x11",
             // Twice the distance overflows if the shard is claimed.
             "sub x11, {net}, {folded}",
             "adds x11, x11, x11",

@@ -216,12 +216,12 @@ macro_rules! body {
     (claim $operands:tt) => {
         template!($operands [
             "lea {shard}, [rax + {offset}]",
-            "mov {batch}, qword ptr [{shard} + 24]",
-            "test {batch}, {batch}",
-            "jle 6f",
             "mov {net}, qword ptr [{shard}]",
             "sub {net}, qword ptr [{shard} + 8]",
             "mov {folded}, qword ptr [{shard} + 16]",
+            "mov {batch}, qword ptr [{shard} + 24]",
+            "test {batch}, {batch}",
+            "jle 6f",
             // Twice the distance overflows if the shard is claimed.
             "mov rcx, {net}",
             "sub rcx, {folded}",
