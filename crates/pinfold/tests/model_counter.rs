@@ -1,8 +1,8 @@
 //! Models of the counter's protocol, explored by loom: `RUSTFLAGS="--cfg loom" cargo test --release
 //! --test model_counter`.
 //!
-//! The protocol is the real files `exact.rs`, `freeze.rs`, `read.rs`, `shards.rs` and `slow_add.rs`
-//! of `counter/`. `model_counter/counter.rs` has the counter's handle, and stands for the other
+//! The protocol is the real files `estimate.rs`, `exact.rs`, `freeze.rs`, `read.rs`, `shards.rs` and
+//! `slow_add.rs` of `counter/`. `model_counter/counter.rs` has the counter's handle, and stands for the other
 //! files of the folder. `model_counter/counter_units.rs` has the machine. The tables there say what
 //! each of their functions mirrors. Each planted fault breaks a guarantee.
 //!
@@ -22,11 +22,12 @@ mod counter_units;
 
 use counter::PerCpuCounter;
 use counter::shards::Direction::Up;
-use counter_units::{BLOCK, Fault, NOWHERE, explore, move_to, word_at};
+use counter_units::{BLOCK, Fault, NOWHERE, explore, move_to, used, word_at};
 use loom::sync::Arc;
 use loom::sync::atomic::AtomicUsize;
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use loom::thread;
+use pinfold_rseq::shard::REFUSED;
 
 /// Returns a counter whose shards are active on all CPUs.
 fn active(batch: u64) -> Arc<PerCpuCounter> {
@@ -41,7 +42,7 @@ fn spawn(counter: &Arc<PerCpuCounter>, adds: &'static [(usize, i64)]) -> thread:
     thread::spawn(move || adds.iter().for_each(|&(cpu, n)| counter.add_on(cpu, n)))
 }
 
-/// Starts a thread that folds the shards, as the background does.
+/// Starts a thread that estimates what the shards hold, as the background does.
 fn spawn_fold(counter: &Arc<PerCpuCounter>) -> thread::JoinHandle<()> {
     let counter = counter.clone();
     thread::spawn(move || counter.fold_in_background())
@@ -88,28 +89,51 @@ fn read(counter: &PerCpuCounter) {
     assert!(within.contains(&read), "read {read}, not in {within:?}");
 }
 
-/// Uses up the headroom of CPU 0.
+/// Takes the shard of CPU 0 as far as it may go.
 fn fill(counter: &PerCpuCounter) {
     counter.activate_all();
-    counter.add_on(0, 1);
+    add_on_shard(counter, 2);
 }
 
-/// Adds 1 on the CPU if the shard has headroom.
-fn add_with_headroom(counter: &PerCpuCounter) {
+/// Adds `n` to the shard of CPU 0, if it takes that. Does not fold.
+fn add_on_shard(counter: &PerCpuCounter, n: i64) {
     move_to(0);
-    counter.of().add(Up, 1);
+    counter.of().add(Up, n);
     move_to(NOWHERE);
 }
 
-/// The total and the sum agree, as far as they must, when no thread uses the counter.
+/// Adds 1 to the shard of CPU 0, if it takes that.
+fn add_one_on_shard(counter: &PerCpuCounter) {
+    add_on_shard(counter, 1);
+}
+
+/// Folds the shard of CPU 0.
+fn fold_here(counter: &PerCpuCounter) {
+    move_to(0);
+    counter.of().fold_past_batch(Up);
+    move_to(NOWHERE);
+}
+
+/// The total, the shards and the sum agree, as far as they must, when no thread uses the counter.
 fn is_consistent(counter: &PerCpuCounter) {
     let sum = counter.sum_at_once().unwrap();
     assert!(counter.read().abs_diff(sum) <= counter.error_bound());
+    let shards = counter.of();
+    let most = 2 * shards.batch() as i64;
+    let mut folded = 0u64;
+    for unit in used() {
+        let [up, down, part] = [0, 8, 16].map(|at| word_at(unit, BLOCK + at).load(Acquire));
+        let distance = up.wrapping_sub(down).wrapping_sub(part) as i64;
+        assert!(distance.abs() <= most, "a distance of {distance}");
+        folded = folded.wrapping_add(part);
+    }
+    let total = shards.folded().net();
+    assert_eq!(folded as i64, total, "the shards and the total differ");
 }
 
-/// One thread adds on a CPU, a second one folds from afar, and a third one reads.
+/// One thread adds on a CPU, a second one estimates from afar, and a third one reads.
 #[test]
-fn reads_are_within_the_drift() {
+fn reads_are_within_the_bound() {
     explore(3, 1, Fault::Nothing, || {
         let counter = active(1);
         let adder = spawn(&counter, &[(0, 1), (0, 1)]);
@@ -122,43 +146,54 @@ fn reads_are_within_the_drift() {
     });
 }
 
-/// The add has headroom only once the fold has raised the limit. The total must have the folded
-/// part by then.
+/// The shard takes the add only once the fold is over. The total must have the folded part by then.
 #[test]
-fn a_fold_raises_the_total_before_the_limit() {
-    let fold = |counter: &PerCpuCounter| counter.fold_in_background();
-    in_all_orders(1, fill, [fold, add_with_headroom, read], is_consistent);
+fn a_fold_raises_the_total_before_it_ends() {
+    in_all_orders(1, fill, [fold_here, add_one_on_shard, read], is_consistent);
 }
 
-/// An add without headroom folds the shard on its own CPU, in the same order.
+/// While a shard is claimed, its CPU adds to the base.
 #[test]
-fn an_add_that_folds_raises_the_total_before_the_limit() {
-    let fold = |counter: &PerCpuCounter| {
-        move_to(0);
-        counter.add_slow(1);
-        move_to(NOWHERE);
-    };
-    in_all_orders(1, fill, [fold, add_with_headroom, read], is_consistent);
+fn adds_beside_a_fold_are_within_the_bound() {
+    let add = |counter: &PerCpuCounter| counter.add_on(0, 1);
+    in_all_orders(1, fill, [fold_here, add, read], is_consistent);
+}
+
+/// Two threads fold one shard.
+fn two_folds(fault: Fault) {
+    explore(3, 1, fault, || {
+        let counter = PerCpuCounter::with_batch(1);
+        fill(&counter);
+        let other = thread::spawn({
+            let counter = counter.clone();
+            move || fold_here(&counter)
+        });
+        fold_here(&counter);
+        other.join().unwrap();
+        is_consistent(&counter);
+    });
+}
+
+/// An estimate may be stale: the CPU folds what it contains.
+#[test]
+fn an_estimate_beside_a_fold_keeps_the_bound() {
+    let estimate = |counter: &PerCpuCounter| counter.fold_in_background();
+    in_all_orders(1, fill, [fold_here, estimate, read], is_consistent);
 }
 
 /// One thread's slow path activates the shard, and another thread adds on the same CPU. The drift
 /// must count the shard by then.
 #[test]
-fn an_activation_raises_the_drift_before_the_limits() {
+fn an_activation_raises_the_drift_first() {
     let activate = |counter: &PerCpuCounter| counter.add_on(0, 1);
-    in_all_orders(
-        1,
-        |_| (),
-        [activate, add_with_headroom, read],
-        is_consistent,
-    );
+    in_all_orders(1, |_| (), [activate, add_one_on_shard, read], is_consistent);
 }
 
 /// The batch is raised while another thread adds on the CPU. The drift must be larger by then.
 #[test]
-fn a_raised_batch_raises_the_drift_before_the_limits() {
+fn a_raised_batch_raises_the_drift_first() {
     let raise = |counter: &PerCpuCounter| counter.set_batch(2).unwrap();
-    in_all_orders(1, fill, [raise, add_with_headroom, read], is_consistent);
+    in_all_orders(1, fill, [raise, add_one_on_shard, read], is_consistent);
 }
 
 /// Adds 1 on one CPU, moves, and subtracts 1 on the other. The value is always 0 or 1.
@@ -259,31 +294,28 @@ fn lower(fault: Fault) {
         let adder = spawn(&counter, &[(0, 1), (0, 1)]);
         counter.set_batch(1).unwrap();
         adder.join().unwrap();
-        for at in [BLOCK, BLOCK + 16] {
-            let [word, limit] = [at, at + 8].map(|offset| word_at(0, offset).load(Acquire));
-            let headroom = limit.wrapping_sub(word) as i64;
-            assert!(
-                (0..=1).contains(&headroom),
-                "headroom {headroom} of a batch of 1"
-            );
-        }
+        is_consistent(&counter);
         assert_eq!(counter.sum_at_once(), Some(2));
-        assert!(counter.read().abs_diff(2) <= counter.error_bound());
     });
 }
 
-/// Additions and subtractions that cancel in the shard stay within the drift at every step.
+/// Folds in both directions stay within the bound at every step.
 #[test]
-fn cancelling_keeps_the_bound() {
+fn folds_in_both_directions_keep_the_bound() {
     explore(3, 1, Fault::Nothing, || {
         let counter = active(1);
-        let adder = spawn(&counter, &[(0, 1), (0, -1), (0, 1)]);
+        let adder = spawn(&counter, &[(0, 1), (0, 1), (0, -1), (0, -1), (0, -1)]);
         counter.fold();
-        let read = counter.read();
-        // The value is always 0 or 1, and the adds are in one shard, whose batch is 1.
-        assert!((-1..=2).contains(&read), "read {read}");
+        let (read, bound) = counter.read_with_bound();
+        // The value is always from -1 to 2.
+        let within = -1 - bound as i64..=2 + bound as i64;
+        assert!(
+            within.contains(&read) && bound <= 3,
+            "{read}, off by {bound}"
+        );
         adder.join().unwrap();
-        assert_eq!(counter.sum_at_once(), Some(1));
+        assert_eq!(counter.sum_at_once(), Some(-1));
+        is_consistent(&counter);
     });
 }
 
@@ -305,8 +337,12 @@ fn two_freezes_at_once_leave_nothing_frozen() {
         counter.fold();
         assert_eq!(counter.read(), 2);
         move_to(0);
-        assert!(counter.of().add(Up, 2), "the shard stayed frozen");
-        assert!(!counter.of().add(Up, 1), "a freeze left too much headroom");
+        assert_eq!(counter.of().add(Up, 2), -2, "the shard stayed frozen");
+        assert_eq!(
+            counter.of().add(Up, 1),
+            REFUSED,
+            "a freeze left a larger batch"
+        );
     });
 }
 
@@ -368,9 +404,12 @@ cases! {
     a_limited_add_never_passes_its_limit: limited_add(Fault::Nothing);
     a_limited_add_that_never_fences_passes_its_limit:
         limited_add(Fault::NoFence), panics "added beyond the limit";
-    words_stay_between_mark_and_limit_when_the_batch_is_lowered: lower(Fault::Nothing);
-    words_pass_their_limits_when_the_batch_is_lowered_without_a_fence:
-        lower(Fault::NoFence), panics "of a batch of 1";
+    distances_stay_within_a_lowered_batch: lower(Fault::Nothing);
+    distances_exceed_a_batch_that_is_lowered_without_a_fence:
+        lower(Fault::NoFence), panics "distance of";
+    two_folds_of_a_shard_add_up: two_folds(Fault::Nothing);
+    two_folds_without_claims_fold_the_same_twice:
+        two_folds(Fault::NoClaim), panics "differ";
     of_two_threads_that_add_and_sum_one_sees_both: add_and_sum(Fault::Nothing);
     both_sums_miss_an_add_if_they_do_not_order_their_own:
         add_and_sum(Fault::NoOwnFence), panics "both sums miss an add";

@@ -76,6 +76,7 @@ pub(crate) use watch::{fold_watched, watch_block};
 /// What the protocol of the shards needs from the system. The models in loom replace this module.
 mod primitive {
     pub(super) use core::sync::atomic::{AtomicU64, fence};
+    pub(super) use pinfold_rseq::shard::Claim;
     pub(super) use pinfold_rseq::{
         backend, can_fence, current, fence_index, fence_is_refused, possible,
     };

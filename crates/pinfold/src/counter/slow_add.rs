@@ -2,11 +2,11 @@
 
 use super::PerCpuCounter;
 use super::fork::{is_stale, token};
+use super::primitive::Claim;
 use super::shards::{Direction, MAX_BATCH, REFUSED, Shards};
 use super::stripe;
 use crate::counter_units::{self, units};
 use core::sync::atomic::Ordering::AcqRel;
-use pinfold_rseq::shard::Claim;
 
 impl Shards {
     /// Adds as [`add`](Self::add) does, after it has made that possible: activates this CPU's

@@ -11,7 +11,7 @@
 //! | `PerCpuCounter::shards` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards` | `a9f7f0420826b309` |
 //! | `PerCpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards_or_alloc` | `d6040d67a523dfc3` |
 //! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched` | `6af14aae4b930d35` |
-//! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched_in` | `f6638feb121f7a45` |
+//! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_word` | `f6638feb121f7a45` |
 //! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_hold` | `7dbb1584f10d3b27` |
 //! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_lock` | `ed260b9e75a9e5fe` |
 //! | `Held::drop` | `pinfold/src/counter/stripe.rs` `Held::drop` | `1b0eb05151ef44df` |
@@ -26,12 +26,24 @@
 
 #[path = "../../src/counter/error.rs"]
 mod error;
+#[path = "../../src/counter/estimate.rs"]
+mod estimate;
 #[path = "../../src/counter/exact.rs"]
 mod exact;
 /// The model has no forks.
 mod fork {
+    use pinfold_rseq::shard::TOKEN;
+
     pub fn outlast<T>(f: impl FnOnce() -> Option<T>) -> Option<T> {
         f()
+    }
+
+    pub fn token() -> u64 {
+        TOKEN + 1
+    }
+
+    pub fn is_stale(_token: u64) -> bool {
+        false
     }
 }
 #[path = "../../src/counter/freeze.rs"]
@@ -91,11 +103,11 @@ impl PerCpuCounter {
     fn expect_batch(&self, _: u64) {}
 
     /// Adds as the real function does, but always looks at the shard first. The real function sends
-    /// an add above an eighth of the batch to the base without this look. So the model's small
-    /// batches have more steps to explore.
+    /// an add above the batch to the base without this look.
     pub fn add(&self, n: i64) {
-        if !self.of().add(Direction::of(n), n.abs()) {
-            self.add_slow(n);
+        let left = self.of().add(Direction::of(n), n.abs());
+        if left < 0 {
+            self.finish_add(self.of(), n, left);
         }
     }
 
@@ -128,13 +140,11 @@ impl PerCpuCounter {
         stripe::hold_all(BLOCK)
     }
 
-    /// Folds as `watch::fold_watched_in` does for each unit. Leaves out the look before the fold:
-    /// the look writes nothing, and whatever it decides, a thread that always folds goes through
-    /// the same orders of writes.
+    /// Estimates as `watch::fold_watched` does. Leaves out the look before the estimate: the look
+    /// writes nothing, and whatever it decides, a thread that always estimates goes through the
+    /// same orders of writes.
     pub fn fold_in_background(&self) {
-        for unit in counter_units::used() {
-            self.of().fold_on(unit, || true);
-        }
+        self.of().estimate(&|_| true, || true);
     }
 }
 
@@ -143,7 +153,9 @@ mod primitive {
     use loom::sync::atomic::Ordering;
     use pinfold_rseq::{Backend, Index};
 
+    pub use crate::counter_units::Claim;
     pub use crate::counter_units::current_alone as current;
+    pub use loom::sync::atomic::AtomicU64;
 
     pub fn backend() -> Backend {
         Backend::Rseq(Index::Cpu)

@@ -1,5 +1,5 @@
-//! The machine of the counters' models: the words of each CPU, the critical section that adds to
-//! them, and the fence.
+//! The machine of the counters' models: the words of each CPU, the critical sections, and the
+//! fence.
 //!
 //! Stands for `counter_units.rs` and for `pinfold_rseq::Units`, in loom's atomics. There is one
 //! block of four words. Each CPU has one, and so has the shared unit.
@@ -19,16 +19,26 @@
 //! | `used` | `pinfold/src/counter_units.rs` `used` | `e8479b010a392c78` |
 //! | `for_each_used` | `pinfold/src/counter_units.rs` `for_each_used` | `2606b1127739193f` |
 //! | `install_here` | `pinfold/src/counter_units.rs` `install_here` | `39deb9e09da16643` |
-//! | `Units::add_within` | `rseq/src/units.rs` `Units::add_within` | `43e6bd71a40d8502` |
-//! | `Units::add_within` | `rseq/src/atomic.rs` `add_within` | `5a15803686b58239` |
-//! | `Units::add_within` | `rseq/src/arch/x86_64.rs` `add_within` | `84cbdc41d455571c` |
-//! | `Units::add_within` | `rseq/src/arch/aarch64.rs` `add_within` | `e35a76c5332adf83` |
+//! | `count` | `rseq/src/shard.rs` `Units::count_up` | `0` |
+//! | `count` | `rseq/src/arch/x86_64.rs` `count_up` | `0` |
+//! | `count` | `rseq/src/arch/aarch64.rs` `count_up` | `0` |
+//! | `count` | `rseq/src/shard.rs` `Units::count_down` | `0` |
+//! | `count` | `rseq/src/arch/x86_64.rs` `count_down` | `0` |
+//! | `count` | `rseq/src/arch/aarch64.rs` `count_down` | `0` |
+//! | `Units::claim` | `rseq/src/shard.rs` `Units::claim` | `0` |
+//! | `Units::claim` | `rseq/src/arch/x86_64.rs` `claim` | `0` |
+//! | `Units::claim` | `rseq/src/arch/aarch64.rs` `claim` | `0` |
+//! | `count` | `rseq/src/atomic.rs` `count` | `0` |
+//! | `Units::claim` | `rseq/src/atomic.rs` `claim` | `0` |
+//! | `Claim::release` | `rseq/src/shard.rs` `Claim::release` | `0` |
+//! | `blocks_of` | `pinfold/src/counter_units.rs` `blocks_of` | `0` |
 //! | `Units::quiesce` | `rseq/src/units.rs` `Units::quiesce` | `4d242a11bc5a7504` |
 //! | `Units::quiesce` | `rseq/src/fence.rs` `membarrier` | `162769474c156a56` |
 
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
 use loom::thread;
+use pinfold_rseq::shard::{REFUSED, is_claimed};
 use std::cell::Cell;
 
 const MOST_CPUS: usize = 2;
@@ -37,6 +47,10 @@ pub const NOWHERE: usize = MOST_CPUS;
 /// The offset of the block.
 pub const BLOCK: usize = 32;
 const WORDS: usize = 4;
+const FOLDED: usize = 2;
+const BATCH: usize = 3;
+/// No counter of the models is without a block.
+pub const CLOSED: usize = 0;
 
 /// A planted fault, which a model must find.
 #[derive(Clone, Copy, PartialEq)]
@@ -45,6 +59,8 @@ pub enum Fault {
     Nothing,
     /// [`Units::quiesce`] does not wait.
     NoFence,
+    /// [`Units::claim`] stores no token.
+    NoClaim,
     /// A thread that sums does not order its own adds.
     NoOwnFence,
 }
@@ -53,10 +69,9 @@ pub enum Fault {
 #[derive(Default)]
 struct Unit {
     words: [AtomicU64; WORDS],
-    /// Only its own CPU writes a word. This copy of the word spares the section a load. A load
-    /// right before a store would hide from loom that the store conflicts with other threads'
-    /// loads.
-    own_words: [std::sync::atomic::AtomicU64; WORDS],
+    /// Only its own CPU writes `up` and `down`. These copies spare the section a load. A load right
+    /// before a store would hide from loom that the store conflicts with other threads' loads.
+    own_words: [std::sync::atomic::AtomicU64; 2],
     /// 1 while the CPU is in a critical section.
     running: AtomicUsize,
     /// The lock of the CPU's shard.
@@ -139,8 +154,71 @@ pub fn for_each_used<const N: usize>(offset: usize, mut f: impl FnMut(&[AtomicU6
     used().for_each(|unit| f(UNITS[unit].words[at..at + N].try_into().unwrap()));
 }
 
+pub fn blocks_of<const N: usize>(unit: usize) -> impl Fn(usize) -> &'static [AtomicU64; N] + Copy {
+    move |_offset| UNITS[unit].words[..N].try_into().unwrap()
+}
+
 pub fn install_here() -> Option<usize> {
     Some(current()).filter(|&cpu| cpu < cpus())
+}
+
+/// A claim of a shard, as `pinfold_rseq::shard::Claim`.
+pub struct Claim {
+    unit: &'static Unit,
+    pub net: u64,
+    pub folded: u64,
+    pub batch: u64,
+}
+
+impl Claim {
+    pub fn release(self, folded: u64) {
+        self.unit.words[FOLDED].store(folded, Release);
+    }
+}
+
+/// Begins a critical section.
+///
+/// An exchange, so that a fence that came before is seen with everything that came before the
+/// fence. If another thread's section is under way, this one comes later: the kernel aborts a
+/// section before it lets another thread run on the CPU.
+fn enter(unit: &Unit) {
+    while unit.running.swap(1, AcqRel) != 0 {
+        thread::yield_now();
+    }
+}
+
+/// Loads the net, `folded` and `batch` in a section.
+///
+/// The machine orders the last two loads before the section's store, which depends on them. The
+/// language needs an acquire for that.
+fn look(unit: &Unit) -> [u64; 3] {
+    let [up, down] = [0, 1].map(|at: usize| unit.own_words[at].load(Relaxed));
+    let [folded, batch] = [FOLDED, BATCH].map(|at: usize| unit.words[at].load(Acquire));
+    [up.wrapping_sub(down), folded, batch]
+}
+
+/// Runs one critical section: adds `n` to `up` or `down`, if the distance allows.
+fn count(at: usize, n: i64) -> i64 {
+    let Some(unit) = install_here().map(|cpu| &UNITS[cpu]) else {
+        return REFUSED;
+    };
+    enter(unit);
+    let [net, folded, batch] = look(unit);
+    let distance = net.wrapping_sub(folded) as i64;
+    let towards = if at == 0 {
+        distance
+    } else {
+        distance.wrapping_neg()
+    };
+    let left = (batch as i64).wrapping_sub(towards).wrapping_sub(n);
+    let fits = left.wrapping_add(batch as i64) as u64 >> 43 == 0;
+    if fits {
+        let after = unit.own_words[at].load(Relaxed).wrapping_add_signed(n);
+        unit.own_words[at].store(after, Relaxed);
+        unit.words[at].store(after, Release);
+    }
+    unit.running.swap(0, AcqRel);
+    if fits { left } else { REFUSED }
 }
 
 pub struct Units;
@@ -152,33 +230,45 @@ pub fn units() -> &'static Units {
 }
 
 impl Units {
-    /// Runs one critical section: adds `n` to the word if its limit leaves headroom.
+    /// Adds `n` to `up`.
     ///
     /// # Safety
     ///
-    /// None is needed. The function is unsafe because the one that it stands for is.
-    pub unsafe fn add_within(&self, offset: usize, n: i64) -> bool {
-        let Some(unit) = install_here().map(|cpu| &UNITS[cpu]) else {
-            return false;
-        };
-        let at = (offset - BLOCK) / 8;
-        // An exchange, so that a fence that came before is seen with everything that came before
-        // the fence. If another thread's section is under way, this one comes later: the kernel
-        // aborts a section before it lets another thread run on the CPU.
-        while unit.running.swap(1, AcqRel) != 0 {
-            thread::yield_now();
-        }
-        let now = unit.own_words[at].load(Relaxed);
-        // The machine orders this load before the store, which depends on it. The language needs an
-        // acquire for that.
-        let fits = unit.words[at + 1].load(Acquire).wrapping_sub(now) as i64 >= n;
-        if fits {
-            let after = now.wrapping_add_signed(n);
-            unit.own_words[at].store(after, Relaxed);
-            unit.words[at].store(after, Release);
+    /// None is needed, here and below. The functions are unsafe because those are that they stand
+    /// for.
+    pub unsafe fn count_up(&self, _offset: usize, n: i64) -> i64 {
+        count(0, n)
+    }
+
+    /// Adds `n` to `down`.
+    ///
+    /// # Safety
+    ///
+    /// See `count_up`.
+    pub unsafe fn count_down(&self, _offset: usize, n: i64) -> i64 {
+        count(1, n)
+    }
+
+    /// Claims the shard of the CPU.
+    ///
+    /// # Safety
+    ///
+    /// See `count_up`.
+    pub unsafe fn claim(&self, _offset: usize, token: u64) -> Option<Claim> {
+        let unit = install_here().map(|cpu| &UNITS[cpu])?;
+        enter(unit);
+        let [net, folded, batch] = look(unit);
+        let claimed = is_claimed(net, folded) || batch as i64 <= 0;
+        if !claimed && fault() != Fault::NoClaim {
+            unit.words[FOLDED].store(net.wrapping_add(token), Release);
         }
         unit.running.swap(0, AcqRel);
-        fits
+        (!claimed).then_some(Claim {
+            unit,
+            net,
+            folded,
+            batch,
+        })
     }
 
     /// Waits until each CPU was seen outside of a section. A section that begins later finds the
