@@ -20,8 +20,8 @@ pub const MAX_THRESHOLD: u64 = 125;
 pub(super) const FIXED: usize = usize::MAX;
 
 impl<I: Item> VmStat<I> {
-    /// Returns the threshold of a zone: how much a CPU may keep to itself. Returns 0 if the zone
-    /// does not exist, and if there is no memory for the counters.
+    /// Returns the threshold of a zone: how much a CPU may count before it folds. Returns 0 if the
+    /// zone does not exist, and if there is no memory for the counters.
     pub fn threshold(&self, zone: Zone) -> u64 {
         let counters = self.open().unwrap_or_default();
         Self::one_of(counters, zone.0, 0).map_or(0, PerCpuCounter::batch)
