@@ -267,8 +267,8 @@ impl Shepherd {
     ///
     /// Looks at each watched counter's words on each CPU, which takes about a nanosecond while they
     /// are in the cache. Takes a lock of each counter that has moved, and leaves out a counter of
-    /// which another thread holds that lock. Must not be called in a signal handler, because a drain
-    /// may not be safe there.
+    /// which another thread holds that lock. Must not be called in a signal handler, because a
+    /// drain may not be safe there.
     pub fn tick(&self) -> usize {
         let by_cpu = pinfold_rseq::backend() != Backend::Rseq(Index::Cid);
         let spared = self.spare_isolated && by_cpu;
