@@ -173,8 +173,9 @@ pub fn normal_threshold(cpus: usize, memory_bytes: u64) -> u64 {
 /// Returns the kernel's threshold under memory pressure, for a machine with `cpus` CPUs online.
 ///
 /// `distance` lies between two marks that a total is compared with. With this threshold, the
-/// kernel's CPUs together fold before they keep more than `distance` to themselves. The formula is max(1, min(125, distance / CPUs)). It is that of
-/// `calculate_pressure_threshold` in the kernel's mm/vmstat.c.
+/// kernel's CPUs together fold before they keep more than `distance` to themselves. The formula is
+/// max(1, min(125, distance / CPUs)). It is that of `calculate_pressure_threshold` in the kernel's
+/// mm/vmstat.c.
 ///
 /// ```
 /// use pinfold::vmstat::pressure_threshold;
