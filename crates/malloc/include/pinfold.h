@@ -806,8 +806,8 @@ void pinfold_counter_destroy(struct pinfold_counter *counter);
 
 /*
  * Add `n`, subtract `n`, add 1, subtract 1. Never fail, and never wait. Cost a call and one
- * critical section. One add in a batch also makes one atomic add to the total. An add larger than
- * an eighth of the batch is one atomic add.
+ * critical section. Once for each batch and a half counted in one direction, an add also folds: it
+ * makes one atomic add to the total. An add larger than the batch is one atomic add.
  */
 void pinfold_counter_add(struct pinfold_counter *counter, int64_t n);
 void pinfold_counter_sub(struct pinfold_counter *counter, int64_t n);
@@ -825,7 +825,7 @@ void pinfold_counter_add_batch(struct pinfold_counter *counter, int64_t n, uint6
 
 /*
  * Returns the value approximately: at some moment during the call it was off by at most the error
- * bound. Costs four loads.
+ * bound. Costs a few loads.
  */
 int64_t pinfold_counter_read(const struct pinfold_counter *counter);
 
@@ -836,8 +836,9 @@ int64_t pinfold_counter_read_positive(const struct pinfold_counter *counter);
 int64_t pinfold_counter_sum_positive(const struct pinfold_counter *counter);
 
 /*
- * Returns by how much pinfold_counter_read may be off: the sum of the batches of all CPUs that have
- * added. Costs one load.
+ * Returns by how much pinfold_counter_read may be off: twice the batches of all CPUs that have
+ * added, and what the last fold by another CPU found there, which is at most their batches. Costs
+ * two loads.
  */
 uint64_t pinfold_counter_error_bound(const struct pinfold_counter *counter);
 
@@ -883,11 +884,12 @@ void pinfold_counter_set(struct pinfold_counter *counter, int64_t value);
 int64_t pinfold_counter_swap(struct pinfold_counter *counter, int64_t value);
 
 /*
- * Folds: adds the amounts that the CPUs keep to themselves to the total, so that
- * pinfold_counter_read sees them.
+ * Folds: adds up the amounts that the CPUs keep to themselves, so that pinfold_counter_read sees
+ * them. The error bound grows by their sum, because it becomes old when the CPUs add again.
  *
- * Returns how many CPUs' words had changed. Runs on the calling thread's CPU alone and interrupts
- * no other CPU.
+ * Returns how many CPUs keep something, or 0 if the sum has not changed since the last fold. Does
+ * nothing, and returns 0, if another thread folds the counter or changes its batch. Runs on the
+ * calling thread's CPU alone, writes no other CPU's words, and interrupts no other CPU.
  */
 size_t pinfold_counter_fold(struct pinfold_counter *counter);
 
@@ -1060,8 +1062,8 @@ void pinfold_shepherd_unwatch(const struct pinfold_counter *counter);
 /*
  * Folds the watched counters now, and gives back memory that idle caches hold.
  *
- * Returns how many CPUs' words had changed. Reads four words for each watched counter and CPU
- * that adds.
+ * Returns how many CPUs keep something of counters of which they keep more or less than at the last
+ * tick. Reads four words for each watched counter and CPU that adds, and writes none of these.
  */
 size_t pinfold_shepherd_tick(const struct pinfold_shepherd *shepherd);
 

@@ -1,7 +1,7 @@
 //! Counters that each CPU adds to on its own: `cargo run --release -p pinfold --example counter`.
 //!
 //! * An [`EventCounter`] only goes up. Its `sum` is exact.
-//! * A [`PerCpuCounter`] goes up and down. Its `read` is one load and off by at most `error_bound`.
+//! * A [`PerCpuCounter`] goes up and down. Its `read` is a few loads, off by at most `error_bound`.
 //!   Its `sum` is exact, and its `limited_add` keeps a limit.
 //! * A [`PerCpuHistogram`] counts how often values of each size occur.
 //!

@@ -41,7 +41,7 @@ fn main() {
         }
     });
 
-    // `read` is one load for each zone, and may be off by `error_bound`. `sum` is exact.
+    // `read` is a few loads for each zone, and may be off by `error_bound`. `sum` is exact.
     let (about, bound) = (PAGES.read(Page::Free), PAGES.error_bound(Page::Free));
     assert!(about.abs_diff(PAGES.sum(Page::Free)) <= bound);
     // The comparison takes the exact sum only if the cheap read cannot decide.

@@ -15,7 +15,7 @@
 //! # Why a fork does not deadlock
 //!
 //! * First, the forking thread waits for holders of Pinfold's locks. These holders wait only for
-//!   other locks of Pinfold.
+//!   other locks of Pinfold, and for threads that fold a counter's shard, which wait for nothing.
 //! * A handler may interrupt a holder and then allocate. A thread that allocates or frees through
 //!   malloc never waits long for the forking thread: it does without the lock, as handlers do
 //!   (module `lock`). So the handler returns, and the holder goes on.

@@ -19,7 +19,7 @@
 //!         });
 //!     }
 //! });
-//! // Exact, also while other threads add. `read` is one load, and off by at most `error_bound`.
+//! // Exact, also while other threads add. `read` is a few loads, off by at most `error_bound`.
 //! assert_eq!(IN_FLIGHT.sum(), 4);
 //! # Ok::<(), pinfold::slab::CacheError>(())
 //! ```

@@ -1,14 +1,14 @@
 //! The shepherd: folds the counters of other CPUs, and has caches give back idle memory.
 //!
-//! Each CPU keeps counts of its own. To *fold* them is to add them to the counter's total. The
+//! Each CPU keeps counts of its own. To *fold* them is to make reads of the counter see them. The
 //! kernel's shepherd (`vmstat_shepherd`) runs a worker on the CPU whose counts are to be folded,
 //! and so disturbs that CPU. This shepherd folds from whichever CPU it runs on: it reads the words
-//! of the other CPU, and notes there how much it has folded. The other CPU gets no interrupt, no
-//! wake-up and no context switch. The only cost for that CPU is that its cache line is away for a
-//! moment.
+//! of the other CPUs, and stores the sum of what they hold beside the counter's total. The other
+//! CPUs get no interrupt, no wake-up and no context switch. The shepherd writes nothing to their
+//! cache lines. It reads them, so a CPU's next add must get its line back for writing.
 //!
-//! Most shards have not moved since they were folded last. The shepherd finds that out by reading
-//! the shard's words. It takes no lock for that, and writes nothing to that CPU's cache lines.
+//! Most counters have not moved since they were folded last. The shepherd finds that out by reading
+//! the words of their shards. It takes no lock for that.
 //!
 //! A shepherd folds only counters that are *watched*. The list of watched counters belongs to the
 //! process: every shepherd of the process folds all of them.
@@ -243,8 +243,8 @@ impl Shepherd {
     }
 
     /// Leaves out the counts of CPUs that are isolated (`isolcpus=`, cpuset partitions) or without
-    /// a periodic tick (`nohz_full=`). The shepherd then neither reads nor writes the cache lines
-    /// of these CPUs. Their counts reach the total when their own adds fold them, or when the
+    /// a periodic tick (`nohz_full=`). The shepherd then does not even read the cache lines of
+    /// these CPUs. Their counts reach the total when their own adds fold them, or when the
     /// program calls [`PerCpuCounter::fold`]. A [`sum`](PerCpuCounter::sum) is exact in any case.
     ///
     /// Without this setting, a fold of such a CPU's counter costs the CPU a cache miss at its next
@@ -261,13 +261,14 @@ impl Shepherd {
     }
 
     /// Does at once what the thread does every interval: folds the watched counters that have
-    /// moved, and calls the [registered](register) drains. Returns how many shards it folded. A
-    /// shard is the part of a counter that one CPU adds to.
+    /// moved, and calls the [registered](register) drains. Returns how many shards it folded: those
+    /// that hold something, of counters that have moved. A shard is the part of a counter that one
+    /// CPU adds to.
     ///
     /// Looks at each watched counter's words on each CPU, which takes about a nanosecond while they
-    /// are in the cache. Takes the locks of the shards that have moved, and leaves out a shard
-    /// whose lock another thread holds. Must not be called in a signal handler, because a drain may
-    /// not be safe there.
+    /// are in the cache. Takes a lock of each counter that has moved, and leaves out a counter of
+    /// which another thread holds that lock. Must not be called in a signal handler, because a
+    /// drain may not be safe there.
     pub fn tick(&self) -> usize {
         let by_cpu = pinfold_rseq::backend() != Backend::Rseq(Index::Cid);
         let spared = self.spare_isolated && by_cpu;

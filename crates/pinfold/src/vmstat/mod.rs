@@ -171,7 +171,7 @@ macro_rules! vmstat_items {
 /// Counts all items in all zones. A static can hold the counts.
 ///
 /// Counting is one critical section, in any thread or signal handler. A CPU folds when it has
-/// counted one threshold since its last fold.
+/// counted more than the threshold since its last fold, and then half a threshold in advance.
 ///
 /// Memory is allocated when the first thing is counted: for each zone and item, 128 bytes for the
 /// counter, 32 bytes for its total, and 32 bytes on each CPU that counts. So two items share a
@@ -270,8 +270,8 @@ impl<I: Item> VmStat<I> {
         self.add_slow(zone.0, item, delta);
     }
 
-    /// Finishes an add after which [`Shards::add`] returned `left`, a negative number. Returns false
-    /// if nothing was added.
+    /// Finishes an add after which [`Shards::add`] returned `left`, a negative number. Returns
+    /// false if nothing was added.
     #[cold]
     #[inline(never)]
     fn finish_add(&self, shards: Shards, direction: Direction, size: i64, left: i64) -> bool {
@@ -329,8 +329,8 @@ impl<I: Item> VmStat<I> {
             .fold(0, |sum, zone| sum.wrapping_add(zone.read()))
     }
 
-    /// Returns an item's approximate total in one zone, off by at most the zone's threshold for
-    /// each CPU that counts.
+    /// Returns an item's approximate total in one zone. Off by at most twice the zone's threshold
+    /// for each CPU that counts, and by what the last [`fold`](Self::fold) found there.
     pub fn read_zone(&self, zone: Zone, item: I) -> i64 {
         self.in_zone(zone, item).map_or(0, PerCpuCounter::read)
     }
@@ -376,8 +376,9 @@ impl<I: Item> VmStat<I> {
         zones.unwrap_or(0)
     }
 
-    /// Folds what every CPU has counted into the totals. Returns how many shards had moved. Runs in
-    /// the calling thread alone.
+    /// Adds what every CPU holds to what [`read`](Self::read) returns, as [`PerCpuCounter::fold`]
+    /// does for each zone and item. Returns how many shards hold something, of those whose counter
+    /// has changed since the last fold. Runs in the calling thread alone.
     pub fn fold(&self) -> usize {
         self.counters().iter().map(PerCpuCounter::fold).sum()
     }

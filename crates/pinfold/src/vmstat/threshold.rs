@@ -20,8 +20,8 @@ pub const MAX_THRESHOLD: u64 = 125;
 pub(super) const FIXED: usize = usize::MAX;
 
 impl<I: Item> VmStat<I> {
-    /// Returns the threshold of a zone: how much a CPU may keep to itself. Returns 0 if the zone
-    /// does not exist, and if there is no memory for the counters.
+    /// Returns the threshold of a zone: how much a CPU may count before it folds. Returns 0 if the
+    /// zone does not exist, and if there is no memory for the counters.
     pub fn threshold(&self, zone: Zone) -> u64 {
         let counters = self.open().unwrap_or_default();
         Self::one_of(counters, zone.0, 0).map_or(0, PerCpuCounter::batch)
@@ -172,10 +172,10 @@ pub fn normal_threshold(cpus: usize, memory_bytes: u64) -> u64 {
 
 /// Returns the kernel's threshold under memory pressure, for a machine with `cpus` CPUs online.
 ///
-/// `distance` lies between two marks that a total is compared with. All CPUs together then keep at
-/// most `distance` to themselves, so that the total cannot be above the one mark while the value is
-/// below the other. The formula is max(1, min(125, distance / CPUs)). It is that of
-/// `calculate_pressure_threshold` in the kernel's mm/vmstat.c.
+/// `distance` lies between two marks that a total is compared with. With this threshold, the
+/// kernel's CPUs together fold before they keep more than `distance` to themselves. The formula is
+/// max(1, min(125, distance / CPUs)). It is that of `calculate_pressure_threshold` in the kernel's
+/// mm/vmstat.c.
 ///
 /// ```
 /// use pinfold::vmstat::pressure_threshold;
