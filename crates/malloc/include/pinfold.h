@@ -837,7 +837,7 @@ int64_t pinfold_counter_sum_positive(const struct pinfold_counter *counter);
 
 /*
  * Returns by how much pinfold_counter_read may be off: twice the batches of all CPUs that have
- * added, and what the last fold by another CPU found there, which is at most their batches. Costs
+ * added, and what the last fold by another CPU found there, at most twice their batches. Costs
  * two loads.
  */
 uint64_t pinfold_counter_error_bound(const struct pinfold_counter *counter);

@@ -236,7 +236,7 @@ unsafe fn count(units: &Units, offset: usize, n: i64, sign: i64) -> i64 {
     };
     // SAFETY: the caller promises that every unit has a shard at `offset`.
     let shard = unsafe { held.words(shard::words_at(offset)) };
-    let [up, down, folded, batch] = shard.map(|word| word.load(Acquire) as i64);
+    let [batch, folded, down, up] = [3, 2, 1, 0].map(|at| shard[at].load(Acquire) as i64);
     let distance = up.wrapping_sub(down).wrapping_sub(folded);
     let left = batch
         .wrapping_sub(distance.wrapping_mul(sign))
@@ -259,7 +259,7 @@ pub(crate) unsafe fn claim(units: &Units, offset: usize, token: u64) -> Option<C
     let held = Held::current(units)?;
     // SAFETY: the caller promises that every unit has a shard at `offset`.
     let shard = unsafe { held.words(shard::words_at(offset)) };
-    let [up, down, folded, batch] = shard.map(|word| word.load(Acquire));
+    let [batch, folded, down, up] = [3, 2, 1, 0].map(|at| shard[at].load(Acquire));
     let net = up.wrapping_sub(down);
     if batch as i64 <= 0 || shard::is_claimed(net, folded) {
         return None;

@@ -2,21 +2,21 @@
 //! that a fork has left claimed.
 
 use super::primitive::AtomicU64;
-use super::shards::Shards;
-use super::{fork, stripe};
+use super::shards::{FREEZE, Shards};
+use super::stripe;
 use crate::counter_units;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use pinfold_rseq::shard::is_claimed;
 
-/// Returns the distance of a shard, or 0 while it is claimed. At most its batch on both sides.
+/// Returns the distance of a shard, or 0 while it is claimed. At most twice its batch on both sides.
 ///
 /// The words may move between the loads. Then the result is that of no moment, and still at most
-/// the batch. An estimate may be any such number, because reads report it as a part of their error.
+/// that. An estimate may be any such number, because reads report it as a part of their error.
 pub(super) fn distance([up, down, folded, batch]: &[AtomicU64; 4]) -> i64 {
     // Acquire pairs with the commit of an add and with the end of a claim: a thread that sees the
     // estimate also sees what the adding thread did before.
     let [up, down, folded] = [up, down, folded].map(|word| word.load(Acquire));
-    let most = (batch.load(Relaxed) % super::shards::FREEZE) as i64;
+    let most = 2 * (batch.load(Relaxed) % FREEZE) as i64;
     let net = up.wrapping_sub(down);
     if is_claimed(net, folded) {
         return 0;
@@ -63,7 +63,7 @@ impl Shards {
     /// next slow add tries again.
     #[cold]
     pub(super) fn repair(self) {
-        let is_left_behind = |unit| self.claim_on(unit).is_some_and(fork::is_stale);
+        let is_left_behind = |unit| self.look_at(unit).is_stale();
         if counter_units::install_here().is_some_and(is_left_behind)
             && let Some(_held) = stripe::try_hold_all(self.offset())
         {
@@ -74,28 +74,115 @@ impl Shards {
     fn repair_all(self) {
         let total = self.folded();
         let (mut left_behind, mut missing) = (0, total.net());
-        for unit in self.active() {
-            // The folded value of a shard that was claimed is unknown, and at first taken as the net.
-            missing = missing.wrapping_sub(match self.claim_on(unit) {
-                None => self.folded_of(unit),
-                Some(token) if fork::is_stale(token) => {
-                    left_behind += 1;
-                    self.net_of(unit)
-                }
-                Some(_) => return,
-            } as i64);
+        for look in self.active().map(|unit| self.look_at(unit)) {
+            // What a claimed shard had folded is unknown, and at first taken as the net.
+            let folded = match (look.is_claimed(), look.is_stale()) {
+                (false, _) => look.folded,
+                (true, true) => look.net,
+                (true, false) => return,
+            };
+            missing = missing.wrapping_sub(folded as i64);
+            left_behind += i64::from(look.is_stale());
         }
         // If a fold ended meanwhile, the values do not belong together.
         if self.folded() != total {
             return;
         }
+        // No other thread ends a claim that a fork has left behind: all locks are held.
         for unit in self.active() {
-            if self.claim_on(unit).is_some_and(fork::is_stale) {
+            let look = self.look_at(unit);
+            if look.is_stale() {
                 let share = missing / left_behind;
                 missing -= share;
                 left_behind -= 1;
-                self.set_folded(unit, self.net_of(unit).wrapping_add_signed(share));
+                self.set_folded(unit, look.net.wrapping_add_signed(share));
             }
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::shards::Direction;
+    use super::super::{PerCpuCounter, fork};
+    use super::*;
+    use crate::counter_units::{used, word_at};
+    use core::sync::atomic::Ordering::SeqCst;
+
+    /// Sets `up` and `folded` of each shard, as if it had counted and not folded yet.
+    fn set_distances(shards: Shards, distance: i64) {
+        let held = stripe::hold_all(shards.offset());
+        for unit in used() {
+            if !shards.is_active(unit) {
+                shards.activate(&held, unit, shards.batch());
+            }
+            let net = 1000 + unit as u64;
+            word_at(unit, shards.offset()).store(net, SeqCst);
+            word_at(unit, shards.offset() + 8).store(0, SeqCst);
+            shards.set_folded(unit, net.wrapping_add_signed(-distance));
+        }
+        let total: u64 = used().map(|unit| shards.look_at(unit).folded).sum();
+        let by = (total as i64).wrapping_sub(shards.folded().net());
+        shards.raise_total(Direction::of(by), by.unsigned_abs());
+    }
+
+    #[test]
+    fn shards_that_a_fork_left_claimed_are_repaired() {
+        const BATCH: i64 = 100;
+        let counter = PerCpuCounter::new().with_batch(BATCH as u64);
+        counter.add(1);
+        let shards = counter.shards_or_alloc().unwrap();
+        // A token of another thread, of another generation.
+        let token = fork::token() ^ (1 << 50 | 1 << 20);
+        assert!(fork::is_stale(token) && !fork::is_stale(fork::token()));
+        let most = 2 * BATCH;
+        for distance in [-most, -BATCH, 0, BATCH + 1, most] {
+            // Each lost thread had raised the total, or had not.
+            for raised in 0..4u32 {
+                set_distances(shards, distance);
+                let sum = counter.sum();
+                for (nth, unit) in used().enumerate() {
+                    let net = shards.look_at(unit).net;
+                    shards.set_folded(unit, net.wrapping_add(token));
+                    if raised >> (nth % 2) & 1 == 1 {
+                        let by = distance + distance.signum() * BATCH / 2;
+                        shards.raise_total(Direction::of(by), by.unsigned_abs());
+                    }
+                }
+                assert!(used().all(|unit| shards.look_at(unit).is_stale()));
+                let held = stripe::hold_all(shards.offset());
+                shards.repair_all();
+                drop(held);
+                let mut folded = 0;
+                for look in used().map(|unit| shards.look_at(unit)) {
+                    let left = look.net.wrapping_sub(look.folded) as i64;
+                    assert!(left.abs() <= most, "{distance}, {raised:b}: {left}");
+                    folded += look.folded as i64;
+                }
+                assert_eq!(folded, shards.folded().net(), "{distance}, {raised:b}");
+                assert_eq!(counter.sum(), sum);
+                counter.fold();
+                assert_eq!(counter.read(), sum);
+            }
+        }
+    }
+
+    #[test]
+    fn a_live_claim_is_not_repaired() {
+        let counter = PerCpuCounter::new().with_batch(100);
+        counter.add(1);
+        let shards = counter.shards_or_alloc().unwrap();
+        set_distances(shards, 7);
+        let unit = used().next().unwrap();
+        let look = shards.look_at(unit);
+        let claimed = look.net.wrapping_add(fork::token());
+        shards.set_folded(unit, claimed);
+        let held = stripe::hold_all(shards.offset());
+        shards.repair_all();
+        assert_eq!(shards.look_at(unit).folded, claimed);
+        assert!(!shards.fold_all(&held, false), "waits for no claim");
+        shards.set_folded(unit, look.folded);
+        assert!(shards.fold_all(&held, true));
+        assert_eq!(counter.read(), counter.sum());
     }
 }

@@ -126,7 +126,7 @@ impl PerCpuCounter {
             .swap(value.wrapping_sub(moved.net()), AcqRel)
             .wrapping_add(moved.net());
         if quiet {
-            shards.fold_all(&held);
+            shards.fold_all(&held, true);
         }
         old
     }
@@ -181,6 +181,8 @@ impl PerCpuCounter {
         };
         let mut frozen = Frozen::none();
         let _freeze = shards.freeze(&mut frozen);
+        // Pairs with `order_total`.
+        fence(SeqCst);
         // While the locks are held, the drift does not change. While the counter is frozen, a shard
         // moves by the add that was under way there, and the total by the fold. So from now on, the
         // net of all shards is at most two and a quarter drifts away from the total as it is now.
@@ -261,7 +263,7 @@ impl PerCpuCounter {
         let held = stripe::hold_all(shards.offset());
         if batch >= shards.batch() {
             shards.raise(&held, batch);
-        } else if !shards.lower_after(&held, batch, quiesce) {
+        } else if !shards.lower_after(&held, batch, true, quiesce) {
             return Err(CounterError::Fence);
         }
         self.expect_batch(batch);

@@ -23,6 +23,8 @@ use pinfold_rseq::thread_pointer;
 static GENERATION: AtomicU64 = AtomicU64::new(TOKEN);
 /// The thread pointer of the thread that forked this process, or 0 in the first one.
 static FORKER: AtomicU64 = AtomicU64::new(0);
+/// The first generation in which that thread made all forks.
+static FORKER_SINCE: AtomicU64 = AtomicU64::new(TOKEN);
 
 /// The bits of a token that name the thread. Thread pointers are multiples of 16 and below 2^48.
 const THREAD: u64 = (1 << 44) - 1;
@@ -35,17 +37,24 @@ pub(super) fn token() -> u64 {
 
 /// Counts a fork, in the child.
 fn next_generation() {
-    let next = GENERATION.load(Relaxed) + THREAD + 1;
     // Relaxed, here and below: the child has one thread.
-    GENERATION.store(TOKEN + next % TOKEN, Relaxed);
-    FORKER.store(thread_pointer() as u64, Relaxed);
+    let (me, parent) = (thread_pointer() as u64, GENERATION.load(Relaxed));
+    if FORKER.swap(me, Relaxed) != me {
+        FORKER_SINCE.store(parent, Relaxed);
+    }
+    GENERATION.store(TOKEN | (parent + THREAD + 1) % TOKEN, Relaxed);
 }
 
 /// Returns whether `token` belongs to a thread that a fork has left behind.
 ///
 /// The forking thread goes on in the child. It may have claimed a shard if a signal handler forked.
 pub(super) fn is_stale(token: u64) -> bool {
-    token & !THREAD != GENERATION.load(Relaxed) && token & THREAD != FORKER.load(Relaxed) >> 4
+    let (now, of) = (GENERATION.load(Relaxed), token & !THREAD);
+    // How many forks ago. Generations count modulo `TOKEN`.
+    let ago = |generation: u64| now.wrapping_sub(generation) % TOKEN;
+    let is_forkers =
+        token & THREAD == FORKER.load(Relaxed) >> 4 && ago(of) <= ago(FORKER_SINCE.load(Relaxed));
+    of != now && !is_forkers
 }
 
 /// Makes each fork wait for folds, for freezes, and for threads that allocate in the units.
@@ -89,5 +98,46 @@ pub(crate) fn outlast<T>(mut f: impl FnMut() -> Option<T>) -> Option<T> {
         if !fork::await_end(turn) {
             stripe::pause(&mut tries);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Forks. The child calls `f` and exits. Returns whether `f` returned true.
+    fn in_child(f: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child calls `f`, which only reads atomics and forks, and exits without a
+        // return into the test.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(i32::from(!f()));
+            }
+            let mut status = 0;
+            libc::waitpid(child, &raw mut status, 0) == child && status == 0
+        }
+    }
+
+    #[test]
+    fn a_child_tells_the_claims_that_it_has_lost() {
+        assert!(crate::fork::retry(|| register().then_some(())).is_some());
+        let (mine, others) = (token(), token() ^ 1);
+        assert!(!is_stale(mine) && !is_stale(others));
+        let goes_on = move || !is_stale(mine) && is_stale(others);
+        // The forking thread goes on in the child, and in the child's child.
+        let grandchild = move || goes_on() && token() != mine && !is_stale(token() ^ 1);
+        assert!(in_child(move || grandchild() && in_child(grandchild)));
+        // In the child, another thread forks. The first one is lost, even if a thread pointer
+        // of the lost generation comes again.
+        let by_another = move || {
+            let thread = std::thread::spawn(move || {
+                let (now, same) = (token(), mine & !THREAD | token() & THREAD);
+                in_child(move || is_stale(mine) && !is_stale(now) && is_stale(same))
+            });
+            thread.join().unwrap()
+        };
+        assert!(in_child(by_another));
+        assert!(!is_stale(mine));
     }
 }

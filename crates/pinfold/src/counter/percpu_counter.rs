@@ -248,7 +248,7 @@ impl PerCpuCounter {
         if let Some(shards) = self.shards()
             && batch < shards.batch()
         {
-            shards.fold_from(Direction::of(n), batch);
+            shards.fold_from(batch);
             // The last estimate contains what this CPU has folded now.
             if shards.estimated() != 0 {
                 shards.estimate(&|_| true, || true);

@@ -80,8 +80,8 @@ impl PerCpuCounter {
     }
 
     /// Returns how far [`read`](Self::read) may be off: twice the batches of all CPUs that have
-    /// added so far, and what the last [`fold`](Self::fold) found there, which is at most their
-    /// batches. Two loads.
+    /// added so far, and what the last [`fold`](Self::fold) found there, which is at most as much
+    /// again. Two loads.
     ///
     /// The bound holds for reads that ended before the call, unless the batch was lowered or a fold
     /// happened in between. [`read_with_bound`](Self::read_with_bound) returns both together.

@@ -142,10 +142,10 @@ impl Moved {
     }
 }
 
-/// Returns the largest error of a read of a counter with `shards` active shards: each is off by at
-/// most twice its batch, and the estimate is at most once the batch.
+/// Returns the largest error of a read of a counter with `shards` active shards: each holds at most
+/// twice its batch, and so does its part of the estimate.
 pub(super) const fn largest_error(shards: u64, batch: u64) -> u64 {
-    shards.saturating_mul(3 * batch)
+    shards.saturating_mul(4 * batch)
 }
 
 /// Returns the largest power of two that `shards` shards may have as their batch while the error is
@@ -346,38 +346,42 @@ impl Shards {
         self.active().for_each(|unit| self.move_batch(unit, more));
     }
 
-    /// Lowers the batch. Returns false, with nothing changed, if the fence fails.
+    /// Lowers the batch. Returns false, with nothing changed, if the fence fails, or if a fold is
+    /// under way.
     ///
     /// 1. Freezes the counter, and waits until no section is under way.
     /// 2. [Folds everything](Self::fold_all).
     /// 3. Lowers the batches of the shards.
     /// 4. Adds 1 to both totals, and stores the smaller drift.
-    pub(super) fn lower(self, held: &AllHeld, batch: u64) -> bool {
-        self.lower_after(held, batch, Shards::quiesce)
+    fn lower(self, held: &AllHeld, batch: u64) -> bool {
+        self.lower_after(held, batch, false, Shards::quiesce)
     }
 
     /// Lowers the batch as [`lower`](Self::lower) does. `quiesce` waits until no section is under
-    /// way, or returns false.
+    /// way, or returns false. Waits for folds if `may_wait` is true.
     #[inline(never)]
     pub(super) fn lower_after(
         self,
         held: &AllHeld,
         batch: u64,
+        may_wait: bool,
         quiesce: impl FnOnce(Shards) -> bool,
     ) -> bool {
         let mut frozen = Frozen::none();
         let _freeze = self.freeze(&mut frozen);
-        let quiet = quiesce(self);
+        let quiet = quiesce(self) && self.fold_all(held, may_wait);
+        let shards = self.active().count() as u64;
         if quiet {
-            self.fold_all(held);
             let by = batch.wrapping_sub(self.batch());
             self.active().for_each(|unit| self.move_batch(unit, by));
             // Moves both totals by the same amount, which does not change what is read. A read that
             // began before finds other totals when it loads them again, and so does not return the
-            // new drift for an older value.
-            self.raise_total(Up, 1);
-            self.raise_total(Down, 1);
-            self.set_batch(held, self.active().count() as u64, batch);
+            // new drift for an older value. Between the two steps, a read is off by 1.
+            if shards != 0 {
+                self.raise_total(Up, 1);
+                self.raise_total(Down, 1);
+            }
+            self.set_batch(held, shards, batch);
         }
         quiet
     }
@@ -385,11 +389,15 @@ impl Shards {
     /// Folds all shards, so that every distance is 0. The counter is frozen, and no section is
     /// under way.
     ///
-    /// Waits for claims to end. Claims of threads that a fork left behind end here.
-    pub(super) fn fold_all(self, _held: &AllHeld) {
+    /// If a thread folds, waits for its end if `may_wait` is true, and returns false otherwise.
+    /// Claims that a fork has left behind end here.
+    pub(super) fn fold_all(self, _held: &AllHeld, may_wait: bool) -> bool {
         for unit in self.active() {
             let mut tries = 0;
-            while self.claim_on(unit).is_some_and(|token| !is_stale(token)) {
+            while self.claim_on(unit).is_some_and(|claim| !claim.is_stale()) {
+                if !may_wait {
+                    return false;
+                }
                 stripe::pause(&mut tries);
             }
         }
@@ -400,6 +408,7 @@ impl Shards {
             self.set_folded(unit, self.net_of(unit));
         }
         self.set_estimate(0);
+        true
     }
 
     /// Adds `amount` to the total of `direction`.
@@ -421,12 +430,6 @@ impl Shards {
         shared(self.offset + ESTIMATE).store(found as u64, Release);
     }
 
-    /// Returns `folded` of the shard of `unit`.
-    pub(super) fn folded_of(self, unit: usize) -> u64 {
-        // Acquire pairs with the release at the end of a claim: this thread sees the total.
-        word_at(unit, self.offset + FOLDED).load(Acquire)
-    }
-
     /// Stores `folded` of the shard of `unit`, where no thread can claim it meanwhile.
     pub(super) fn set_folded(self, unit: usize, folded: u64) {
         // Release, as at the end of a claim: a thread that sees this value sees the total.
@@ -442,9 +445,49 @@ impl Shards {
         word(Up).wrapping_sub(word(Down))
     }
 
-    /// Returns the token of the claim of the shard of `unit`, or `None` if it is not claimed.
-    pub(super) fn claim_on(self, unit: usize) -> Option<u64> {
-        let (folded, net) = (self.folded_of(unit), self.net_of(unit));
-        is_claimed(net, folded).then(|| folded.wrapping_sub(net))
+    /// Returns the net of the shard of `unit`, and its `folded`, at one moment.
+    pub(super) fn look_at(self, unit: usize) -> Look {
+        let load = || {
+            let folded = word_at(unit, self.offset + FOLDED);
+            let words = [Up, Down].map(|direction| word_at(unit, self.offset + direction.word()));
+            // Acquire pairs with the commit of an add, and with the release at the end of a claim:
+            // this thread sees the total. Acquire also keeps the loads in order.
+            (folded.load(Acquire), words.map(|word| word.load(Acquire)))
+        };
+        let mut before = load();
+        loop {
+            let now = load();
+            // `up` and `down` only grow, so the net was the same at both loads of `folded`.
+            if now == before {
+                let (folded, [up, down]) = now;
+                let net = up.wrapping_sub(down);
+                return Look { net, folded };
+            }
+            before = now;
+        }
+    }
+
+    /// Returns the claim of the shard of `unit`, or `None` if it is not claimed.
+    pub(super) fn claim_on(self, unit: usize) -> Option<Look> {
+        Some(self.look_at(unit)).filter(Look::is_claimed)
+    }
+}
+
+/// What a thread sees of a shard.
+#[derive(Clone, Copy)]
+pub(super) struct Look {
+    pub(super) net: u64,
+    /// What was folded, or a token beyond the net.
+    pub(super) folded: u64,
+}
+
+impl Look {
+    pub(super) fn is_claimed(&self) -> bool {
+        is_claimed(self.net, self.folded)
+    }
+
+    /// Returns whether the shard is claimed by a thread that a fork has left behind.
+    pub(super) fn is_stale(&self) -> bool {
+        self.is_claimed() && is_stale(self.folded.wrapping_sub(self.net))
     }
 }

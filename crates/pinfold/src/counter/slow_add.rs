@@ -1,12 +1,12 @@
 //! The slow path of an add: folds the CPU's shard, activates it, or adds to the base.
 
 use super::PerCpuCounter;
-use super::fork::{is_stale, token};
-use super::primitive::Claim;
+use super::fork::token;
+use super::primitive::{Claim, fence};
 use super::shards::{Direction, MAX_BATCH, REFUSED, Shards};
 use super::stripe;
 use crate::counter_units::{self, units};
-use core::sync::atomic::Ordering::AcqRel;
+use core::sync::atomic::Ordering::{AcqRel, SeqCst};
 
 impl Shards {
     /// Adds as [`add`](Self::add) does, after it has made that possible: activates this CPU's
@@ -17,16 +17,15 @@ impl Shards {
     #[cold]
     #[inline(never)]
     pub(crate) fn add_slow(self, direction: Direction, n: i64, may_activate: bool) -> bool {
-        let batch = self.batch();
         let Some(unit) = counter_units::install_here() else {
             return false;
         };
-        if n as u64 > batch || self.is_frozen(unit) {
+        if n as u64 > self.batch() || self.is_frozen(unit) {
             return false;
         }
         if self.is_active(unit) {
             self.fold_past_batch(direction);
-        } else if !may_activate || !self.try_activate(unit, batch) {
+        } else if !may_activate || !self.try_activate(unit) {
             return false;
         }
         // By now the thread may be on another CPU, or other threads may have used the shard.
@@ -37,18 +36,19 @@ impl Shards {
     /// behind.
     #[inline]
     pub(crate) fn is_claimed_here(self) -> bool {
-        let token = counter_units::install_here().and_then(|unit| self.claim_on(unit));
-        if token.is_some_and(is_stale) {
+        let claim = counter_units::install_here().and_then(|unit| self.claim_on(unit));
+        if claim.is_some_and(|claim| claim.is_stale()) {
             self.repair();
         }
-        token.is_some()
+        claim.is_some()
     }
 
     /// Activates the shard of `unit`. Returns false if another thread holds its lock.
-    fn try_activate(self, unit: usize, batch: u64) -> bool {
+    fn try_activate(self, unit: usize) -> bool {
         stripe::try_hold(unit, self.offset()).is_some_and(|held| {
             if !self.is_active(unit) {
-                self.activate(&held, unit, batch);
+                // The batch does not change while the lock is held.
+                self.activate(&held, unit, self.batch());
             }
             true
         })
@@ -61,24 +61,33 @@ impl Shards {
     /// section, one atomic add to the total, and one store.
     #[inline]
     pub(crate) fn fold_past_batch(self, direction: Direction) {
-        self.fold_here(direction, |claim| (claim.batch, claim.batch / 2));
-    }
-
-    /// Folds this CPU's shard, if its distance in `direction` is `most` or more. Leaves a distance
-    /// of 0.
-    pub(super) fn fold_from(self, direction: Direction, most: u64) {
-        self.fold_here(direction, |_| (most.saturating_sub(1), 0));
-    }
-
-    /// Folds this CPU's shard. `choose` returns the distance up to which nothing is done, and the
-    /// distance to leave on the other side.
-    #[inline(always)]
-    fn fold_here(self, direction: Direction, choose: impl FnOnce(&Claim) -> (u64, u64)) {
-        // SAFETY: the caller of `at` gave the offset of a block of four words.
-        let Some(claim) = (unsafe { units().claim(self.offset(), token()) }) else {
+        let Some(claim) = self.claim() else {
             return self.repair();
         };
-        let (most, rest) = choose(&claim);
+        let (most, rest) = (claim.batch, claim.batch / 2);
+        self.fold(claim, direction, most, rest);
+    }
+
+    /// Folds this CPU's shard, if its distance is `most` or more. Leaves a distance of 0.
+    pub(super) fn fold_from(self, most: u64) {
+        let Some(claim) = self.claim() else {
+            return self.repair();
+        };
+        let direction = Direction::of(claim.net.wrapping_sub(claim.folded) as i64);
+        self.fold(claim, direction, most.saturating_sub(1), 0);
+    }
+
+    /// Claims this CPU's shard.
+    #[inline(always)]
+    fn claim(self) -> Option<Claim> {
+        // SAFETY: the caller of `at` gave the offset of a block of four words.
+        unsafe { units().claim(self.offset(), token()) }
+    }
+
+    /// Ends a claim. Folds the shard if its distance in `direction` is more than `most`, and leaves
+    /// a distance of `rest` on the other side.
+    #[inline(always)]
+    fn fold(self, claim: Claim, direction: Direction, most: u64, rest: u64) {
         let (net, folded) = (claim.net, claim.folded);
         // Separate code for each direction, so that the processor finds the total's address without
         // a wait for the words of the shard.
@@ -90,7 +99,18 @@ impl Shards {
             return claim.release(folded);
         }
         self.raise_total(direction, distance + rest);
+        order_total();
         claim.release(after);
+    }
+}
+
+/// Orders a fold's add to the total before what the CPU loads later. Pairs with the fence in
+/// `limited_add`: if that call's load of the total misses the fold, later sections find the shard
+/// frozen. On x86-64, the atomic add does that by itself.
+#[inline(always)]
+fn order_total() {
+    if cfg!(not(target_arch = "x86_64")) {
+        fence(SeqCst);
     }
 }
 
@@ -104,6 +124,9 @@ impl PerCpuCounter {
                 true => self.add_to_base(n),
                 false => self.add_slow(n),
             };
+        }
+        if self.max_drift().is_some() {
+            self.fit_batch(shards, n.unsigned_abs());
         }
         shards.fold_past_batch(Direction::of(n));
     }
@@ -132,6 +155,7 @@ impl PerCpuCounter {
 
     /// Widens the batch for an add of `size`, or lowers it for a new shard, if this counter's batch
     /// widens.
+    #[inline(never)]
     fn fit_batch(&self, shards: Shards, size: u64) {
         if let Some(max_drift) = self.max_drift()
             && let Some(unit) = counter_units::install_here()

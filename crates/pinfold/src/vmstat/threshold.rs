@@ -101,7 +101,8 @@ impl<I: Item> VmStat<I> {
     /// }
     /// ```
     pub fn set_pressure_threshold(&self, distance: u64) -> Result<(), CounterError> {
-        self.set_threshold(pressure_threshold(facts::look_at_cpus(), distance))
+        // A read is off by at most four thresholds for each CPU.
+        self.set_threshold(pressure_threshold(facts::look_at_cpus(), distance / 4))
     }
 
     /// Raises the thresholds if more CPUs are online than when they were chosen. Needs no fence.

@@ -19,19 +19,19 @@
 //! | `used` | `pinfold/src/counter_units.rs` `used` | `e8479b010a392c78` |
 //! | `for_each_used` | `pinfold/src/counter_units.rs` `for_each_used` | `2606b1127739193f` |
 //! | `install_here` | `pinfold/src/counter_units.rs` `install_here` | `39deb9e09da16643` |
-//! | `count` | `rseq/src/shard.rs` `Units::count_up` | `0` |
-//! | `count` | `rseq/src/arch/x86_64.rs` `count_up` | `0` |
-//! | `count` | `rseq/src/arch/aarch64.rs` `count_up` | `0` |
-//! | `count` | `rseq/src/shard.rs` `Units::count_down` | `0` |
-//! | `count` | `rseq/src/arch/x86_64.rs` `count_down` | `0` |
-//! | `count` | `rseq/src/arch/aarch64.rs` `count_down` | `0` |
-//! | `Units::claim` | `rseq/src/shard.rs` `Units::claim` | `0` |
-//! | `Units::claim` | `rseq/src/arch/x86_64.rs` `claim` | `0` |
-//! | `Units::claim` | `rseq/src/arch/aarch64.rs` `claim` | `0` |
-//! | `count` | `rseq/src/atomic.rs` `count` | `0` |
-//! | `Units::claim` | `rseq/src/atomic.rs` `claim` | `0` |
-//! | `Claim::release` | `rseq/src/shard.rs` `Claim::release` | `0` |
-//! | `blocks_of` | `pinfold/src/counter_units.rs` `blocks_of` | `0` |
+//! | `count` | `rseq/src/shard.rs` `Units::count_up` | `b435d3ff3c862d45` |
+//! | `count` | `rseq/src/arch/x86_64.rs` `count_up` | `b9e775cb789b7e65` |
+//! | `count` | `rseq/src/arch/aarch64.rs` `count_up` | `0f806e2197c75a4c` |
+//! | `count` | `rseq/src/shard.rs` `Units::count_down` | `736444904e9c6d67` |
+//! | `count` | `rseq/src/arch/x86_64.rs` `count_down` | `4754ad8dc41e248d` |
+//! | `count` | `rseq/src/arch/aarch64.rs` `count_down` | `31cf21d6cc5ce5b3` |
+//! | `Units::claim` | `rseq/src/shard.rs` `Units::claim` | `ab53242aa3d3a6ab` |
+//! | `Units::claim` | `rseq/src/arch/x86_64.rs` `claim` | `3b57853e2eb64294` |
+//! | `Units::claim` | `rseq/src/arch/aarch64.rs` `claim` | `18ede400216b2b6e` |
+//! | `count` | `rseq/src/atomic.rs` `count` | `b9c975addab84e2a` |
+//! | `Units::claim` | `rseq/src/atomic.rs` `claim` | `b5d6d6b5ed175485` |
+//! | `Claim::release` | `rseq/src/shard.rs` `Claim::release` | `b3cd18beb94792f8` |
+//! | `blocks_of` | `pinfold/src/counter_units.rs` `blocks_of` | `5c7cd36146fb47ec` |
 //! | `Units::quiesce` | `rseq/src/units.rs` `Units::quiesce` | `4d242a11bc5a7504` |
 //! | `Units::quiesce` | `rseq/src/fence.rs` `membarrier` | `162769474c156a56` |
 
@@ -193,7 +193,7 @@ fn enter(unit: &Unit) {
 /// language needs an acquire for that.
 fn look(unit: &Unit) -> [u64; 3] {
     let [up, down] = [0, 1].map(|at: usize| unit.own_words[at].load(Relaxed));
-    let [folded, batch] = [FOLDED, BATCH].map(|at: usize| unit.words[at].load(Acquire));
+    let [batch, folded] = [BATCH, FOLDED].map(|at: usize| unit.words[at].load(Acquire));
     [up.wrapping_sub(down), folded, batch]
 }
 

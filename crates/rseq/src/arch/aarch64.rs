@@ -181,9 +181,11 @@ macro_rules! body {
     (count_up $operands:tt) => {
         template!($operands [
             "add x9, x9, {offset}",
-            // The thread pointer in `x10` is not needed any more.
+            // The batch before what was folded: a thread may change both, with the batch last.
+            "add x10, x9, #24",
+            "ldar {most}, [x10]",
             "ldp x11, x10, [x9]",
-            "ldp {left}, {most}, [x9, #16]",
+            "ldr {left}, [x9, #16]",
             "add x11, x11, {n}",
             "add {left}, {left}, x10",
             "sub {left}, {left}, x11",
@@ -197,9 +199,11 @@ macro_rules! body {
     (count_down $operands:tt) => {
         template!($operands [
             "add x9, x9, {offset}",
-            // The thread pointer in `x10` is not needed any more.
+            // As in `count_up`.
+            "add x10, x9, #24",
+            "ldar {most}, [x10]",
             "ldp x10, x11, [x9]",
-            "ldp {left}, {most}, [x9, #16]",
+            "ldr {left}, [x9, #16]",
             "add x11, x11, {n}",
             "sub {left}, x10, {left}",
             "sub {left}, {left}, x11",
@@ -214,8 +218,11 @@ macro_rules! body {
     (claim $operands:tt) => {
         template!($operands [
             "add {shard}, x9, {offset}",
+            // As in `count_up`.
+            "add x11, {shard}, #24",
+            "ldar {batch}, [x11]",
             "ldp {net}, x11, [{shard}]",
-            "ldp {folded}, {batch}, [{shard}, #16]",
+            "ldr {folded}, [{shard}, #16]",
             "sub {net}, {net}, x11",
             "cmp {batch}, #0",
             "b.le 6b",

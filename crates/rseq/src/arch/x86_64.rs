@@ -187,6 +187,7 @@ macro_rules! body {
         template!($operands [
             "mov rcx, qword ptr [rax + {offset}]",
             "add rcx, {n}",
+            // The batch before what was folded: a thread may change both, with the batch last.
             "mov {left}, qword ptr [rax + {offset} + 24]",
             "mov {most}, {left}",
             "add {left}, qword ptr [rax + {offset} + 8]",
@@ -216,10 +217,11 @@ macro_rules! body {
     (claim $operands:tt) => {
         template!($operands [
             "lea {shard}, [rax + {offset}]",
+            // The batch before what was folded: a thread may change both, with the batch last.
+            "mov {batch}, qword ptr [{shard} + 24]",
             "mov {net}, qword ptr [{shard}]",
             "sub {net}, qword ptr [{shard} + 8]",
             "mov {folded}, qword ptr [{shard} + 16]",
-            "mov {batch}, qword ptr [{shard} + 24]",
             "test {batch}, {batch}",
             "jle 6f",
             // Twice the distance overflows if the shard is claimed.
