@@ -4,9 +4,10 @@ use crate::scene::{Actor, Place, SET_BEFORE, Scenario, Seen, item};
 use crate::spec::{Operation as Op, Ring, Unit};
 
 /// All sections.
-pub const NAMES: [&str; 20] = [
+pub const NAMES: [&str; 21] = [
     "add",
     "add_within",
+    "add_gated",
     "store_if_equal",
     "pop",
     "pop_counted",
@@ -118,6 +119,10 @@ fn on_words(name: &str) -> Case {
                 (words(u64::MAX - 1, 3), Op::AddWithin(5)),
             ];
             (Op::AddWithin(5), Op::Swap(7), release(15))
+        }
+        "add_gated" => {
+            edges = vec![(words(10, 3), Op::AddGated(5, false))];
+            (Op::AddGated(5, true), Op::Swap(100), release(15))
         }
         "store_if_equal" => {
             units[1] = words(10, 4);

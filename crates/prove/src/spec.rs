@@ -7,6 +7,8 @@ use std::collections::HashSet;
 pub enum Operation {
     Add(u64),
     AddWithin(u64),
+    /// Whether the gate is open.
+    AddGated(u64, bool),
     StoreIfEqual(u64, u64),
     Pop,
     PopCounted(u64),
@@ -59,6 +61,7 @@ impl Operation {
         match self {
             Op::Add(_) => "add",
             Op::AddWithin(_) => "add_within",
+            Op::AddGated(..) => "add_gated",
             Op::StoreIfEqual(..) => "store_if_equal",
             Op::Pop => "pop",
             Op::PopCounted(_) => "pop_counted",
@@ -145,6 +148,7 @@ impl Operation {
                 let room = other.wrapping_sub(old) as i64;
                 (room >= *n as i64, old.wrapping_add(*n))
             }
+            Op::AddGated(n, is_open) => (*is_open, old.wrapping_add(*n)),
             Op::StoreIfEqual(expected, new) => (old == *expected, *new),
             Op::Store(value) => (true, *value),
             Op::And(mask) => (true, old & mask),

@@ -254,6 +254,28 @@ impl Units {
         either!(self, add_within(offset, n))
     }
 
+    /// Adds `n` to the word at `offset` of the current unit, wrapping, while `gate` is open. An
+    /// open gate has the value `offset`, and a closed gate any other value.
+    ///
+    /// Returns false and adds nothing if the gate is closed, if there is no unit, or (on the atomic
+    /// backend) if the unit is locked. Costs one critical section, or a lock on the atomic backend.
+    ///
+    /// A thread that closes the gate, and then waits by [`quiesce`](Self::quiesce), knows that no
+    /// unit's word moves any more until the gate opens.
+    ///
+    /// The add is a release: a thread that reads the new word by an acquire load sees everything
+    /// that this thread did before.
+    ///
+    /// # Safety
+    ///
+    /// `offset` is a multiple of 8, is at least [`UNIT_HEADER`], and leaves 8 bytes in every
+    /// installed unit.
+    #[inline(always)]
+    pub unsafe fn add_gated(&self, offset: usize, n: u64, gate: &AtomicUsize) -> bool {
+        let gate = gate.as_ptr().cast_const();
+        either!(self, add_gated(offset, n, gate))
+    }
+
     /// Returns the word at `offset` of the current unit, or `None` if there is no unit.
     ///
     /// By the time this returns, the thread may have moved to another index. Follow with

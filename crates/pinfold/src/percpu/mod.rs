@@ -12,6 +12,7 @@
 //! | [`PerCpuPair`] | two words that change together | `this_cpu_cmpxchg_double` |
 //! | [`PerCpuList`] | a list of items | librseq's per-CPU list |
 //! | [`PerCpuRing`] | a ring of records, read from afar | `perf`'s and `ftrace`'s buffers |
+//! | [`PerCpuRef`] | a part of a reference count | `percpu_ref` |
 //!
 //! # The copy of "this CPU"
 //!
@@ -42,6 +43,8 @@ mod array;
 mod list;
 mod pair;
 mod place;
+mod ref_count;
+mod reference;
 mod ring;
 #[doc(hidden)]
 pub mod sized;
@@ -50,6 +53,9 @@ mod word;
 pub use array::PerCpuArray;
 pub use list::{Items, Node, PerCpuList};
 pub use pair::PerCpuPair;
+pub(crate) use ref_count::{Killed, RefCount};
+pub use reference::PerCpuRef;
+pub(crate) use reference::kill;
 pub use ring::{PerCpuRing, PushError};
 pub use word::{Integer, Word};
 
@@ -58,6 +64,22 @@ use core::marker::PhantomData;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
 use pinfold_rseq::Units;
 use place::{OfWords, Place, Words};
+
+/// What `ref_count` uses. Its model in loom replaces this module.
+mod primitive {
+    pub(super) use super::MOVES;
+    use super::list::register_fork;
+    use crate::topology::facts;
+    pub(super) use core::sync::atomic::{AtomicU64, fence};
+    use pinfold_rseq::fence_is_refused;
+    pub(super) use pinfold_rseq::possible;
+
+    /// Returns whether a count may have words on the CPUs: a fork waits for the threads that work
+    /// on them from afar, and the kernel can fence.
+    pub(super) fn register() -> bool {
+        facts::choose_backend() && !fence_is_refused() && register_fork()
+    }
+}
 
 /// Bytes of a word.
 const WORD: usize = 8;

@@ -8,7 +8,7 @@ use core::fmt;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold_rseq::{Append, RING_SLOTS, RING_TAIL};
 
-/// Serialises the threads that take or read other CPUs' items.
+/// Serialises the threads that take or read other CPUs' items, or kill a reference count.
 pub(super) static READERS: Lock<()> = Lock::new(Rank::Readers, ());
 
 /// The number of records that a reader copies while it holds [`READERS`].

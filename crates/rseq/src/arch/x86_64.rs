@@ -194,6 +194,13 @@ macro_rules! body {
             "mov qword ptr [rax + {offset}], rcx", // commit
         ] {room = out(reg) _})
     };
+    (add_gated $operands:tt) => {
+        template!($operands [
+            "cmp qword ptr [{gate}], {offset}",
+            "jne {fail}",
+            "add qword ptr [rax + {offset}], {n}", // commit
+        ])
+    };
     (store_if_equal $operands:tt) => {
         template!($operands [
             "cmp qword ptr [rax + {offset}], {expected}",
