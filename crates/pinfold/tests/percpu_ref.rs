@@ -345,8 +345,7 @@ fn values_of_any_layout() {
         drop((page, nothing));
         assert_eq!(handle.0[turn], 7);
     }
-    assert!(
-        PerCpuArcOwner::new([0u8; 1 << 20]).is_err(),
-        "too large for a class"
-    );
+    #[repr(align(0x20000))]
+    struct Wide(());
+    assert!(PerCpuArcOwner::new(Wide(())).is_err(), "too large");
 }

@@ -131,6 +131,11 @@ impl Units {
             .map_or(null_mut(), |unit| unit.load(Acquire))
     }
 
+    /// Returns whether `index` has a unit and is stopped. Two loads.
+    pub fn is_stopped(&self, index: usize) -> bool {
+        !self.unit(index).is_null() && self.active(index).is_null()
+    }
+
     /// Stops `index`: operations that begin later fail there.
     ///
     /// The unit belongs to the caller once the operations that have begun are over. That is after

@@ -15,6 +15,7 @@
 //! | [`counter`] | counters, event counters and histograms |
 //! | [`counter_show`] | counters that other processes can see |
 //! | [`percpu`] | per-CPU words, pairs, lists, arrays and rings |
+//! | [`reference`](mod@reference) | reference counts per CPU |
 //! | [`shepherd`] | shepherds |
 //! | [`policy`] | memory policies as values |
 //! | [`kernel_policy`] | the kernel's policies of threads and ranges of addresses |
@@ -40,6 +41,7 @@ mod malloc;
 pub mod pages;
 pub mod percpu;
 pub mod policy;
+pub mod reference;
 pub mod report;
 pub mod reserve;
 pub mod shared_policy;

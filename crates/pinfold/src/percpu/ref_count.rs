@@ -66,7 +66,7 @@ const MINUS_ONE: u64 = u64::MAX;
 
 /// What [`RefCount::kill`] did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Killed {
+pub enum Killed {
     /// The count had been killed before.
     Before,
     /// References are left.
@@ -79,7 +79,7 @@ pub(crate) enum Killed {
 #[derive(Debug)]
 // The C header initialises statics with this layout.
 #[repr(C)]
-pub(crate) struct RefCount {
+pub struct RefCount {
     pub(super) gate: LazyBlock<NO_BLOCK>,
     pub(super) shared: AtomicU64,
 }
@@ -87,7 +87,7 @@ pub(crate) struct RefCount {
 impl RefCount {
     /// Adds a reference. The caller has one.
     #[inline(always)]
-    pub(crate) fn get(&self) {
+    pub fn get(&self) {
         if !self.add_here(1) {
             self.get_slow();
         }
@@ -95,13 +95,13 @@ impl RefCount {
 
     /// Adds a reference, unless none is left. Returns whether it did.
     #[inline]
-    pub(crate) fn try_get(&self) -> bool {
+    pub fn try_get(&self) -> bool {
         self.add_here(1) || self.add_slow(1) || self.try_get_shared()
     }
 
     /// Adds a reference, unless the count was killed. Returns whether it did.
     #[inline]
-    pub(crate) fn try_get_live(&self) -> bool {
+    pub fn try_get_live(&self) -> bool {
         self.add_here(1) || self.add_slow(1) || (!self.is_dead() && self.try_get_shared())
     }
 
@@ -110,7 +110,7 @@ impl RefCount {
     ///
     /// If this returns false, the count may be freed by another thread.
     #[inline(always)]
-    pub(crate) fn put(&self) -> bool {
+    pub fn put(&self) -> bool {
         !self.add_here(MINUS_ONE) && self.put_slow()
     }
 
@@ -181,7 +181,7 @@ impl RefCount {
     /// # Errors
     ///
     /// Returns the error of the fence. The count is live again then.
-    pub(crate) fn kill(&self) -> Result<Killed, FenceError> {
+    pub fn kill(&self) -> Result<Killed, FenceError> {
         // AcqRel: sections and slow paths that see the flag see what came before the kill.
         let gate = self.gate.word().fetch_or(DEAD, AcqRel);
         if gate & DEAD != 0 {
@@ -209,7 +209,7 @@ impl RefCount {
     /// the other way round.
     ///
     /// The caller keeps other calls of this function and of [`kill`](Self::kill) out.
-    pub(crate) fn revive(&self, from_zero: bool) -> bool {
+    pub fn revive(&self, from_zero: bool) -> bool {
         let gate = self.gate.load();
         if gate & DEAD == 0 {
             return false;
@@ -239,12 +239,12 @@ impl RefCount {
     }
 
     /// Returns whether the count was killed.
-    pub(crate) fn is_dead(&self) -> bool {
+    pub fn is_dead(&self) -> bool {
         self.gate.load() & DEAD != 0
     }
 
     /// Returns whether no reference is left.
-    pub(crate) fn is_zero(&self) -> bool {
+    pub fn is_zero(&self) -> bool {
         // Acquire pairs with the releases of the puts.
         self.shared.load(Acquire) == 0
     }

@@ -54,9 +54,15 @@ pub struct PerCpuRef {
     release: fn(&PerCpuRef),
 }
 
+impl Default for RefCount {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl RefCount {
     /// Returns a live count with its initial reference. Allocates nothing.
-    pub(crate) const fn new() -> Self {
+    pub const fn new() -> Self {
         RefCount {
             gate: LazyBlock::new(),
             shared: AtomicU64::new(FRESH),
@@ -188,17 +194,17 @@ impl PerCpuRef {
     }
 }
 
-/// Kills a count, with [`READERS`] held: only one thread at a time kills or revives, and a fork
+/// Kills a count, with `READERS` held: only one thread at a time kills or revives, and a fork
 /// waits for that thread.
-pub(crate) fn kill(count: &RefCount) -> Result<Killed, FenceError> {
+pub fn kill(count: &RefCount) -> Result<Killed, FenceError> {
     let busy = |errno| FenceError { errno };
     fork::retry(|| register_fork().then_some(())).ok_or(busy(libc::EBUSY))?;
     let _reading = READERS.lock().ok_or(busy(libc::EDEADLK))?;
     count.kill()
 }
 
-/// Revives a count, with [`READERS`] held.
-fn revive(count: &RefCount, from_zero: bool) -> bool {
+/// Revives a count, with `READERS` held.
+pub fn revive(count: &RefCount, from_zero: bool) -> bool {
     // A count that was killed has registered what a fork waits for.
     READERS
         .lock()
