@@ -14,6 +14,7 @@
 //! | [`guard`] | guarded blocks |
 //! | [`counter`] | counters, event counters and histograms |
 //! | [`counter_show`] | counters that other processes can see |
+//! | [`vmstat`] | counts by zone and item, and sets of event counters |
 //! | [`percpu`] | per-CPU words, pairs, lists, arrays and rings |
 //! | [`reference`](mod@reference) | reference counts per CPU |
 //! | [`shepherd`] | shepherds |
@@ -50,6 +51,7 @@ pub mod slabinfo;
 pub mod statistics;
 mod support;
 mod text;
+pub mod vmstat;
 
 pub use malloc::*;
 pub use statistics::*;
