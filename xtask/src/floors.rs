@@ -40,7 +40,7 @@ pub static FLOORS: [Floors; 4] = [
         groups: &[
             &["export", "internal", "memory"],
             &["heap"],
-            &["pages", "show"],
+            &["arc", "pages", "show"],
             &["guarded"],
             &["slab"],
             &["arena"],

@@ -4,6 +4,7 @@
 //! All subjects take turns in every round, and each round begins with another subject, so that
 //! other load on the machine affects all alike.
 
+mod handles;
 mod subjects;
 
 use crate::args::PercpuArgs;
@@ -11,7 +12,7 @@ use crate::machine::Machine;
 use anyhow::{Result, ensure};
 use pinfold_lab::machine::settle_index;
 use pinfold_lab::output::{Table, figure};
-use pinfold_lab::{cpus, cycles, stats};
+use pinfold_lab::{Pool, cpus, cycles, stats};
 use serde::Serialize;
 use subjects::{OPERATIONS, Subject, TURNS};
 
@@ -32,6 +33,9 @@ struct Row {
     /// The cycles divided by those of the subject that this one is compared with.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<f64>,
+    /// How many threads run the operation at once, if the row is of the table of handles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    threads: Option<usize>,
     rounds: Vec<f64>,
 }
 
@@ -45,6 +49,8 @@ struct Entry {
 /// Measures as `args` say, and delivers the results.
 pub fn run(args: &PercpuArgs) -> Result<()> {
     settle_index();
+    // Before this thread is pinned, because the pool's threads take the CPUs that it may use.
+    let pool = Pool::new(Some(2), 1, 0)?;
     cpus::pin(cpus::current()?)?;
     // The first operation of Pinfold chooses the backend, which the sections in C follow.
     subjects::PINFOLD.reset();
@@ -63,8 +69,11 @@ pub fn run(args: &PercpuArgs) -> Result<()> {
         }
         Err(why) => eprintln!("left out: the sections in C: {why}"),
     }
-    let rows = measure(&entries, args.rounds)?;
-    let text = || text(&entries, &rows, args.rounds);
+    let mut rows = measure(&entries, args.rounds)?;
+    let operations = rows.len();
+    rows.extend(handles::measure(&pool, args.rounds)?);
+    let (of_operations, of_handles) = rows.split_at(operations);
+    let text = || text(&entries, of_operations, args.rounds) + &handles::text(of_handles);
     (args.output).deliver("percpu", &Machine::read(), &rows, text)
 }
 
@@ -91,6 +100,7 @@ fn measure(entries: &[Entry], rounds: u32) -> Result<Vec<Row>> {
                 op: name,
                 cycles: rounded(median(at, op)),
                 ratio: (entry.beside).map(|other| rounded(median(at, op) / median(other, op))),
+                threads: None,
                 rounds: figures[at][op].clone(),
             });
         }

@@ -991,6 +991,112 @@ void pinfold_event_add(struct pinfold_event *event, uint64_t n);
 uint64_t pinfold_event_sum(const struct pinfold_event *event);
 
 /*
+ * Counts by zone and item, as in the kernel's vmstat. A zone is the memory of a node in pages of
+ * one size. Nodes are numbered from 0, as in pinfold_cache_alloc_node. Each CPU keeps a difference
+ * of at most the zone's threshold to itself; the rest is in totals.
+ *
+ *	enum { NR_FREE, NR_DIRTY, NR_ITEMS };
+ *	struct pinfold_vmstat *pool = pinfold_vmstat_create(NR_ITEMS, 0);
+ *
+ *	pinfold_vmstat_add(pool, PINFOLD_ZONE_NORMAL(0), NR_FREE, 1000);
+ */
+struct pinfold_vmstat;
+
+/* A node's memory in pages of the usual size, and in huge pages. */
+#define PINFOLD_ZONE_NORMAL(node) (2 * (node))
+#define PINFOLD_ZONE_HUGE(node)   (2 * (node) + 1)
+
+/*
+ * Creates counts of `items` items, at most 256, in each zone of the machine. All are 0. A
+ * `threshold` of 0 stands for the kernel's thresholds, which follow from the zone's memory and the
+ * number of CPUs. Takes 160 bytes for each zone and item, and 32 bytes for each of them on each CPU
+ * that counts; the number of items is rounded up to a power of two.
+ *
+ * Returns the counts, or NULL with EINVAL (`items`, or a threshold above 2^40), ENOMEM or ENOTSUP.
+ */
+struct pinfold_vmstat *pinfold_vmstat_create(size_t items, uint64_t threshold);
+
+/* Ends the counts. */
+void pinfold_vmstat_destroy(struct pinfold_vmstat *stat);
+
+/*
+ * Add `delta`; add 1; subtract 1. Any thread and any signal handler may count. They never wait.
+ * Cost a call and one critical section. An add for a zone that does not exist is not counted,
+ * except by pinfold_vmstat_lost. If there is no item `item`, these and the functions below set
+ * errno to EINVAL, change nothing, and return 0.
+ */
+void pinfold_vmstat_add(struct pinfold_vmstat *stat, int zone, size_t item, int64_t delta);
+void pinfold_vmstat_inc(struct pinfold_vmstat *stat, int zone, size_t item);
+void pinfold_vmstat_dec(struct pinfold_vmstat *stat, int zone, size_t item);
+
+/*
+ * Return an item's total over all zones, and in one zone. A read takes a few loads for each zone,
+ * and is off by at most pinfold_vmstat_error_bound, or, in a zone, by at most the threshold for
+ * each CPU that counts. A sum is exact: each zone's part was its value at one moment during the
+ * call. It reads the words of each CPU, and interrupts none.
+ */
+int64_t pinfold_vmstat_read(const struct pinfold_vmstat *stat, size_t item);
+int64_t pinfold_vmstat_read_zone(const struct pinfold_vmstat *stat, int zone, size_t item);
+uint64_t pinfold_vmstat_error_bound(const struct pinfold_vmstat *stat, size_t item);
+int64_t pinfold_vmstat_sum(const struct pinfold_vmstat *stat, size_t item);
+int64_t pinfold_vmstat_sum_zone(const struct pinfold_vmstat *stat, int zone, size_t item);
+
+/*
+ * Stores the sums of the first `count` items in `values`, one after the other. Returns 0, or -1
+ * with EINVAL, and stores nothing, if there are fewer items.
+ */
+int pinfold_vmstat_snapshot(const struct pinfold_vmstat *stat, int64_t *values, size_t count);
+
+/* Returns the number of zones: two for each node. */
+size_t pinfold_vmstat_zones(const struct pinfold_vmstat *stat);
+
+/*
+ * Returns a zone's threshold, or 0 if the zone does not exist. Sets the threshold of all zones and
+ * items; 0 stands for the kernel's. Lowering it interrupts each CPU that runs a thread of the
+ * process, once for each zone and item that other CPUs have counted. Not for signal handlers.
+ * Returns 0, or -1 with EINVAL, ENOMEM or ENOTSUP.
+ */
+uint64_t pinfold_vmstat_threshold(const struct pinfold_vmstat *stat, int zone);
+int pinfold_vmstat_set_threshold(struct pinfold_vmstat *stat, uint64_t threshold);
+
+/* Folds what every CPU has counted into the totals. Returns how many CPUs' parts had changed. */
+size_t pinfold_vmstat_fold(struct pinfold_vmstat *stat);
+
+/* Returns how many adds were not counted, because their zone does not exist. */
+uint64_t pinfold_vmstat_lost(const struct pinfold_vmstat *stat);
+
+/*
+ * A set of counters of events, which only go up: the kernel's vm_event counts. Each CPU that counts
+ * takes 8 bytes for each item; the number of items is rounded up to a power of two.
+ */
+struct pinfold_vmevents;
+
+/* Creates counters for `items` kinds of events, at most 256. Returns NULL with EINVAL or ENOMEM. */
+struct pinfold_vmevents *pinfold_vmevents_create(size_t items);
+
+/* Ends the counters. */
+void pinfold_vmevents_destroy(struct pinfold_vmevents *events);
+
+/*
+ * Count `n` events of `item`; count one. Never wait. Cost a call and one critical section. If there
+ * is no item `item`, they set errno to EINVAL and count nothing.
+ */
+void pinfold_vmevents_add(struct pinfold_vmevents *events, size_t item, uint64_t n);
+void pinfold_vmevents_inc(struct pinfold_vmevents *events, size_t item);
+
+/*
+ * Returns how often `item` occurred, or 0 with EINVAL. Stores how often the first `count` items
+ * occurred, and returns 0, or -1 with EINVAL if there are fewer. Read one word for each CPU and
+ * item.
+ */
+uint64_t pinfold_vmevents_sum(const struct pinfold_vmevents *events, size_t item);
+int pinfold_vmevents_snapshot(const struct pinfold_vmevents *events, uint64_t *values,
+			      size_t count);
+
+/* Returns how many adds were not counted, because there was no memory. */
+uint64_t pinfold_vmevents_lost(const struct pinfold_vmevents *events);
+
+/*
  * A histogram: how often values of each size were recorded. Recording is safe in signal handlers.
  * The functions that read a histogram take some 32 KiB of stack, and read 15 KiB for each CPU that
  * has recorded.

@@ -1,6 +1,6 @@
 /*
  * pinfold_percpu.h - Pinfold's C API of per-CPU data: words, arrays, pairs, lists and rings with a
- * copy for each CPU. Part of pinfold.h, which includes it.
+ * copy for each CPU, and reference counts. Part of pinfold.h, which includes it.
  *
  * An operation works on the copy of the CPU on which the thread runs. With restartable sequences,
  * it takes no lock, executes no atomic instruction and makes no system call, except that the first
@@ -48,6 +48,9 @@ uint64_t pinfold_percpu_read(const struct pinfold_percpu *word);
 void pinfold_percpu_write(struct pinfold_percpu *word, uint64_t value);
 void pinfold_percpu_add(struct pinfold_percpu *word, uint64_t n);
 uint64_t pinfold_percpu_add_return(struct pinfold_percpu *word, uint64_t n);
+uint64_t pinfold_percpu_sub_return(struct pinfold_percpu *word, uint64_t n);
+uint64_t pinfold_percpu_inc_return(struct pinfold_percpu *word);
+uint64_t pinfold_percpu_dec_return(struct pinfold_percpu *word);
 void pinfold_percpu_inc(struct pinfold_percpu *word);
 void pinfold_percpu_dec(struct pinfold_percpu *word);
 void pinfold_percpu_and(struct pinfold_percpu *word, uint64_t mask);
@@ -66,6 +69,18 @@ uint64_t pinfold_percpu_sum(const struct pinfold_percpu *word);
 void pinfold_percpu_for_each_cpu(const struct pinfold_percpu *word,
 				 void (*each)(int cpu, uint64_t value, void *context),
 				 void *context);
+
+/*
+ * Another CPU's copy: the kernel's *per_cpu_ptr(x, cpu). Both set errno to ENXIO, and return 0 or
+ * false, if `cpu` has no copy yet. errno is kept otherwise.
+ *
+ * An operation of that CPU comes before pinfold_percpu_write_on or after it: none is lost, and none
+ * undoes the write. The write stops the operations there for some microseconds, and interrupts that
+ * CPU, or each CPU that runs a thread of the process if copies belong to concurrency ids. It
+ * returns false with ENOTSUP, EBUSY or EDEADLK as pinfold_ref_kill does. Not for signal handlers.
+ */
+uint64_t pinfold_percpu_read_on(const struct pinfold_percpu *word, int cpu);
+bool pinfold_percpu_write_on(struct pinfold_percpu *word, int cpu, uint64_t value);
 
 /* Frees the copies. The variable is 0 afterwards. No other thread may use it meanwhile. */
 void pinfold_percpu_destroy(struct pinfold_percpu *word);
@@ -129,12 +144,18 @@ void pinfold_percpu_array_destroy(struct pinfold_percpu_array *array);
 /*
  * The operations of a word, on the element number `at`. Each costs a call, a comparison and one
  * critical section. If the array has no element `at`, each sets errno to EINVAL, changes nothing,
- * and returns 0 or false. They do not fail otherwise.
+ * and returns 0 or false. They do not fail otherwise, except those on another CPU's copy.
  */
 uint64_t pinfold_percpu_array_read(const struct pinfold_percpu_array *array, size_t at);
 void pinfold_percpu_array_write(struct pinfold_percpu_array *array, size_t at, uint64_t value);
 void pinfold_percpu_array_add(struct pinfold_percpu_array *array, size_t at, uint64_t n);
 uint64_t pinfold_percpu_array_add_return(struct pinfold_percpu_array *array, size_t at, uint64_t n);
+uint64_t pinfold_percpu_array_sub_return(struct pinfold_percpu_array *array, size_t at, uint64_t n);
+uint64_t pinfold_percpu_array_inc_return(struct pinfold_percpu_array *array, size_t at);
+uint64_t pinfold_percpu_array_dec_return(struct pinfold_percpu_array *array, size_t at);
+uint64_t pinfold_percpu_array_read_on(const struct pinfold_percpu_array *array, size_t at, int cpu);
+bool pinfold_percpu_array_write_on(struct pinfold_percpu_array *array, size_t at, int cpu,
+				   uint64_t value);
 void pinfold_percpu_array_inc(struct pinfold_percpu_array *array, size_t at);
 void pinfold_percpu_array_dec(struct pinfold_percpu_array *array, size_t at);
 void pinfold_percpu_array_and(struct pinfold_percpu_array *array, size_t at, uint64_t mask);
@@ -230,6 +251,69 @@ size_t pinfold_percpu_ring_drain(struct pinfold_percpu_ring *ring,
  * meanwhile.
  */
 void pinfold_percpu_ring_destroy(struct pinfold_percpu_ring *ring);
+
+/*
+ * A reference count with a word for each CPU: the kernel's percpu_ref. While the count is live, a
+ * get or a put is one critical section on this CPU's word. pinfold_ref_kill makes the count atomic.
+ * `release` is called when no reference is left, exactly once, by the thread that put the last one.
+ * It may end the count by pinfold_ref_exit, and free its memory. It may be NULL.
+ *
+ *	static struct pinfold_ref requests = PINFOLD_REF_INIT(closed);
+ *
+ *	if (pinfold_ref_tryget_live(&requests)) {	a request begins, and ends
+ *		serve();
+ *		pinfold_ref_put(&requests);
+ *	}
+ *	pinfold_ref_kill(&requests);			another thread shuts the service down
+ */
+struct pinfold_ref {
+	uint64_t pinfold_private[2];
+	void (*pinfold_release)(struct pinfold_ref *ref);
+};
+
+/* A count with its initial reference, for statics. pinfold_ref_init makes one in other memory. */
+#define PINFOLD_REF_INIT(release) { { 2, UINT64_C(0x8000000000000001) }, release }
+void pinfold_ref_init(struct pinfold_ref *ref, void (*release)(struct pinfold_ref *ref));
+
+/* Frees the count's words. No other thread may use the count meanwhile. It can be made again. */
+void pinfold_ref_exit(struct pinfold_ref *ref);
+
+/*
+ * Each costs a call and one critical section, or an atomic instruction after pinfold_ref_kill.
+ * Signal handlers may call them.
+ *
+ * pinfold_ref_get needs that the caller has a reference already. pinfold_ref_tryget fails if no
+ * reference is left, and pinfold_ref_tryget_live if the count was killed. pinfold_ref_put takes a
+ * reference of the caller away.
+ */
+void pinfold_ref_get(struct pinfold_ref *ref);
+bool pinfold_ref_tryget(struct pinfold_ref *ref);
+bool pinfold_ref_tryget_live(struct pinfold_ref *ref);
+void pinfold_ref_put(struct pinfold_ref *ref);
+
+/*
+ * Makes the count atomic, and takes the initial reference away. When it returns 0, no get or put on
+ * a CPU's word is under way. Interrupts each CPU that runs a thread of the process, once. Not for
+ * signal handlers. Otherwise returns -1 with one of these, and the count is as before:
+ *
+ *	EALREADY	the count was killed before
+ *	ENOTSUP		the kernel or a sandbox does not allow to interrupt other CPUs any more
+ *	EBUSY		another thread's operation or fork did not end within about a second
+ *	EDEADLK		called in a signal handler that interrupted the library
+ */
+int pinfold_ref_kill(struct pinfold_ref *ref);
+
+/*
+ * Give a killed count a new initial reference, and make it live again. pinfold_ref_resurrect fails
+ * if no reference is left, and pinfold_ref_reinit if there is one. Both fail if the count is live.
+ * They interrupt no CPU. Not for signal handlers.
+ */
+bool pinfold_ref_resurrect(struct pinfold_ref *ref);
+bool pinfold_ref_reinit(struct pinfold_ref *ref);
+
+/* Whether the count was killed, and whether no reference is left. */
+bool pinfold_ref_is_dying(const struct pinfold_ref *ref);
+bool pinfold_ref_is_zero(const struct pinfold_ref *ref);
 
 #ifdef __cplusplus
 }

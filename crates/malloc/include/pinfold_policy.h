@@ -221,6 +221,24 @@ ptrdiff_t pinfold_pages_move(size_t count, const void *const *pages, const int *
 			     unsigned flags);
 
 /*
+ * Moves the pages of process `pid` on the n-th node of `from` to the n-th node of `to`: the
+ * kernel's migrate_pages. `pid` 0 is this process. Each mask has `bits` bits. Takes time in
+ * proportion to the process's memory.
+ *
+ * Returns how many pages the kernel could not move, or -1: EINVAL (`bits` is above 32768, a number
+ * is above 1023, or none of the targets is allowed), ESRCH (no such process), EPERM (the process is
+ * another user's or may not use the targets, without CAP_SYS_NICE).
+ */
+ptrdiff_t pinfold_pages_migrate(int pid, const unsigned long *from, const unsigned long *to,
+				size_t bits);
+
+/*
+ * Stores the nodes that the calling thread may use, those of its cpuset, in `bits` bits of `mask`.
+ * Writes whole words. Returns 0, or -1 as pinfold_mempolicy_nodes does.
+ */
+int pinfold_mems_allowed(unsigned long *mask, size_t bits);
+
+/*
  * Policies for ranges of page numbers, shared by all threads: for shared memory, a file, or a pool.
  * A lookup takes no lock and writes to no shared memory.
  */

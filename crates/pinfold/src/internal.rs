@@ -50,6 +50,11 @@ pub mod profile {
     pub use crate::profile::*;
 }
 
+pub mod refcount {
+    //! Reference counts per CPU.
+    pub use crate::percpu::{Killed, RefCount, kill, revive};
+}
+
 pub mod segment {
     //! The layout of what a process shows, and its mailbox.
     pub use crate::segment::*;

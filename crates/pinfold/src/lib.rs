@@ -33,6 +33,7 @@
 //! | count, with cheap adds and exact sums | [`counter`] |
 //! | count by item and node, as in `/proc/vmstat` | [`vmstat`] |
 //! | keep data of your own for each CPU: words, lists, rings | [`percpu`] |
+//! | share a value by handles that many threads clone and drop | [`arc`] |
 //! | choose the nodes that memory comes from | [`mempolicy`] |
 //! | allocate single pages, with a policy for each range | [`pages`] |
 //! | ask which CPUs and nodes there are, and which this process may use | [`topology`] |
@@ -52,6 +53,7 @@
 #[cfg(test)]
 extern crate std;
 
+pub mod arc;
 mod arena;
 mod cache_units;
 pub mod counter;

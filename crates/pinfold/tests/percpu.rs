@@ -213,3 +213,34 @@ fn signal_handlers_use_the_same_variables() {
     HANDLER_LIST.take_all(|_| nodes += 1).unwrap();
     assert_eq!(nodes, 1);
 }
+
+/// Another thread takes each CPU's count by a write of 0. No increment is lost, and no write is
+/// undone by an operation that had begun before.
+#[test]
+fn a_write_from_afar_comes_before_or_after_each_operation() {
+    static COUNT: PerCpu<u64> = PerCpu::new();
+    static PAIR: PerCpuPair<u64, u64> = PerCpuPair::new();
+    let (counted, taken) = (AtomicU64::new(0), AtomicU64::new(0));
+    COUNT.inc_return();
+    counted.fetch_add(1, SeqCst);
+    storm(4, Duration::from_secs(1), |thread, turn| {
+        if thread == 0 {
+            for cpu in 0..cpus() {
+                let old = COUNT.write_on(cpu, 0).expect("a fence");
+                taken.fetch_add(old.unwrap_or(0), SeqCst);
+            }
+            return;
+        }
+        match turn % 3 {
+            0 => COUNT.inc(),
+            1 => _ = COUNT.inc_return(),
+            _ => _ = COUNT.update(|count| count + 1),
+        }
+        counted.fetch_add(1, SeqCst);
+        // The memory is that of the words, but a read waits until it is there again.
+        assert!(PAIR.read().is_some());
+    });
+    assert!(taken.load(SeqCst) > 0);
+    COUNT.for_each_cpu(|cpu, value| assert!(cpu.is_some() || value == 0, "{value} were shared"));
+    assert_eq!(taken.load(SeqCst) + COUNT.sum(), counted.load(SeqCst));
+}

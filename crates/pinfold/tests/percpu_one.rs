@@ -28,6 +28,18 @@ fn a_variable_does_what_the_kernels_names_say() {
     assert_eq!(WORD.update(|word| word * 2), 20);
     assert_eq!(WORD.read(), 40);
     assert_eq!(WORD.sum(), 40);
+    assert_eq!((WORD.inc_return(), WORD.dec_return()), (41, 40));
+    assert_eq!((WORD.sub_return(-2), WORD.sub_return(2)), (42, 40));
+    let here = (0..8192)
+        .find(|&cpu| WORD.read_on(cpu) == Some(40))
+        .unwrap();
+    assert_eq!(WORD.write_on(here, -1), Ok(Some(40)));
+    assert_eq!((WORD.read_on(here), WORD.xchg(40)), (Some(-1), -1));
+    assert_eq!(
+        (WORD.read_on(8191), WORD.write_on(8191, 1)),
+        (None, Ok(None))
+    );
+    assert_eq!(PerCpu::<i64>::new().write_on(here, 1), Ok(None));
     assert_eq!(WORD.fold(1, |sum, word| sum + word), 41);
     assert!(format!("{WORD:?}").contains("40"));
 }

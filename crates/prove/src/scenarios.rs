@@ -5,11 +5,12 @@ use crate::spec::{Operation as Op, Ring, Unit};
 use pinfold_rseq::shard::TOKEN;
 
 /// All sections.
-pub const NAMES: [&str; 22] = [
+pub const NAMES: [&str; 23] = [
     "add",
     "count_up",
     "count_down",
     "claim",
+    "add_gated",
     "store_if_equal",
     "pop",
     "pop_counted",
@@ -120,6 +121,10 @@ fn on_words(name: &str) -> Case {
     let mut edges = vec![];
     let (operation, beside, seen) = match name {
         "add" => (Op::Add(5), Op::Swap(100), None),
+        "add_gated" => {
+            edges = vec![(words(10, 3), Op::AddGated(5, false))];
+            (Op::AddGated(5, true), Op::Swap(100), release(15))
+        }
         "store_if_equal" => {
             units[1] = words(10, 4);
             edges = vec![(words(12, 3), Op::StoreIfEqual(10, 11))];

@@ -42,6 +42,11 @@ fn buffer_at(call: usize) -> u64 {
     0x60_0000 + call as u64 * 0x40
 }
 
+/// Returns the address of a gate of `add_gated`.
+fn gate_at(is_open: bool) -> u64 {
+    0x70_0000 + u64::from(is_open) * 8
+}
+
 /// A thread of a scenario.
 #[derive(Clone)]
 pub struct Actor {
@@ -666,6 +671,7 @@ impl Making<'_> {
             Op::CountUp(a) | Op::CountDown(a) => (vec![*a], 0, vec![]),
             Op::Claim(token) => (vec![*token, buffer], 3, vec![]),
             Op::Store(a) | Op::And(a) | Op::Or(a) | Op::ListPush(a) => (vec![*a], 0, vec![]),
+            Op::AddGated(n, is_open) => (vec![*n, gate_at(*is_open)], 0, vec![]),
             Op::StoreIfEqual(a, b) => (vec![*a, *b], 0, vec![]),
             Op::Pop | Op::ListPop => (vec![], 0, vec![]),
             Op::PopBatch(room) => (vec![buffer, *room], *room as usize, vec![]),
@@ -709,6 +715,8 @@ impl Making<'_> {
             }
         }
         self.layout.word(DATA, Kind::Shared, 0);
+        self.layout.word(gate_at(true), Kind::Fixed, WORD);
+        self.layout.word(gate_at(false), Kind::Fixed, WORD + 1);
         // Every 1024th abort ends the operation on x86-64, and every 64th on Arm: soon.
         let soon = if scenario.storm && !scenario.stepped {
             1020

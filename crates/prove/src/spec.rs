@@ -10,6 +10,8 @@ pub enum Operation {
     CountUp(u64),
     CountDown(u64),
     Claim(u64),
+    /// Whether the gate is open.
+    AddGated(u64, bool),
     StoreIfEqual(u64, u64),
     Pop,
     PopCounted(u64),
@@ -65,6 +67,7 @@ impl Operation {
             Op::CountUp(_) => "count_up",
             Op::CountDown(_) => "count_down",
             Op::Claim(_) => "claim",
+            Op::AddGated(..) => "add_gated",
             Op::StoreIfEqual(..) => "store_if_equal",
             Op::Pop => "pop",
             Op::PopCounted(_) => "pop_counted",
@@ -154,6 +157,7 @@ impl Operation {
         let old = *word;
         let (done, new) = match self {
             Op::Add(n) => (true, old.wrapping_add(*n)),
+            Op::AddGated(n, is_open) => (*is_open, old.wrapping_add(*n)),
             Op::StoreIfEqual(expected, new) => (old == *expected, *new),
             Op::Store(value) => (true, *value),
             Op::And(mask) => (true, old & mask),

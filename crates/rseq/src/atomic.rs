@@ -18,8 +18,8 @@ use crate::units::Units;
 use crate::words::{MISSING, RING_SLOTS, RING_TAIL};
 use crate::{kernel, syscall};
 use core::ptr::null_mut;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// The maximum number of attempts of an operation to take a unit's lock. These attempts take about
 /// as long as a running holder keeps the lock.
@@ -266,6 +266,26 @@ pub(crate) unsafe fn claim(units: &Units, offset: usize, token: u64) -> Option<C
     }
     shard[2].store(net.wrapping_add(token), Release);
     Claim::new(shard[0].as_ptr().cast(), [net, folded, batch])
+}
+
+#[cold]
+#[inline(never)]
+pub(crate) unsafe fn add_gated(units: &Units, offset: usize, n: u64, gate: *const usize) -> bool {
+    let Some(held) = Held::current(units) else {
+        return false;
+    };
+    // SAFETY: the caller promises a readable gate, which all threads access atomically.
+    let gate = unsafe { AtomicUsize::from_ptr(gate.cast_mut()) };
+    // Relaxed: `held` orders this load. A thread that has closed the gate takes this lock before it
+    // relies on the gate.
+    let is_open = gate.load(Relaxed) == offset;
+    if is_open {
+        // SAFETY: the caller promises that every unit has a word at `offset`.
+        let [word] = unsafe { held.words([offset]) };
+        // Release pairs with the acquire of a thread that reads the word without the lock.
+        word.store(word.load(Relaxed).wrapping_add(n), Release);
+    }
+    is_open
 }
 
 #[cold]

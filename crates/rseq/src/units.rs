@@ -131,6 +131,11 @@ impl Units {
             .map_or(null_mut(), |unit| unit.load(Acquire))
     }
 
+    /// Returns whether `index` has a unit and is stopped. Two loads.
+    pub fn is_stopped(&self, index: usize) -> bool {
+        !self.unit(index).is_null() && self.active(index).is_null()
+    }
+
     /// Stops `index`: operations that begin later fail there.
     ///
     /// The unit belongs to the caller once the operations that have begun are over. That is after
@@ -233,6 +238,28 @@ impl Units {
     #[inline(always)]
     pub unsafe fn add(&self, offset: usize, n: u64) -> bool {
         either!(self, add(offset, n))
+    }
+
+    /// Adds `n` to the word at `offset` of the current unit, wrapping, while `gate` is open. An
+    /// open gate has the value `offset`, and a closed gate any other value.
+    ///
+    /// Returns false and adds nothing if the gate is closed, if there is no unit, or (on the atomic
+    /// backend) if the unit is locked. Costs one critical section, or a lock on the atomic backend.
+    ///
+    /// A thread that closes the gate, and then waits by [`quiesce`](Self::quiesce), knows that no
+    /// unit's word moves any more until the gate opens.
+    ///
+    /// The add is a release: a thread that reads the new word by an acquire load sees everything
+    /// that this thread did before.
+    ///
+    /// # Safety
+    ///
+    /// `offset` is a multiple of 8, is at least [`UNIT_HEADER`], and leaves 8 bytes in every
+    /// installed unit.
+    #[inline(always)]
+    pub unsafe fn add_gated(&self, offset: usize, n: u64, gate: &AtomicUsize) -> bool {
+        let gate = gate.as_ptr().cast_const();
+        either!(self, add_gated(offset, n, gate))
     }
 
     /// Returns the word at `offset` of the current unit, or `None` if there is no unit.

@@ -8,7 +8,7 @@ mod storm;
 use pinfold_rseq::{Append, Index, RING_SLOTS, RING_TAIL, UNIT_HEADER, Units, init, possible};
 use std::ptr::null_mut;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
 use storm::{choose, cpus, pin};
 
 const WORD: usize = UNIT_HEADER;
@@ -17,7 +17,8 @@ const LIST: usize = UNIT_HEADER + 32;
 const GUARDED: usize = UNIT_HEADER + 40;
 const OTHER: usize = UNIT_HEADER + 48;
 const SUM: usize = UNIT_HEADER + 56;
-const RING: usize = UNIT_HEADER + 64;
+const GATED: usize = UNIT_HEADER + 64;
+const RING: usize = UNIT_HEADER + 128;
 const SIZE: usize = 256;
 const SLOT: usize = 32;
 const UNIT: usize = RING + RING_SLOTS + SIZE;
@@ -56,6 +57,7 @@ fn without_a_unit_every_operation_fails() {
         assert!(!units.store_two_if_equal(GUARDED, (0, 1), OTHER, 1));
         assert!(!units.store_if_both_equal(GUARDED, (0, 1), OTHER, 0));
         assert!(!units.list_push(LIST, (&raw mut *Box::new(0u64)).cast()));
+        assert!(!units.add_gated(GATED, 1, &AtomicUsize::new(GATED)));
         assert!(units.list_pop(LIST).is_null() && units.list_take(LIST).is_null());
         assert_eq!(units.append(RING, SIZE, &[1], SLOT), Append::NoUnit);
     }
@@ -98,7 +100,53 @@ fn words_change_as_the_operation_says() {
         assert_eq!([units.load(GUARDED), units.load(OTHER)], [Some(1), Some(5)]);
         assert!(units.store_if_both_equal(GUARDED, (1, 8), OTHER, 5));
         assert_eq!([units.load(GUARDED), units.load(OTHER)], [Some(8), Some(5)]);
+        let gate = AtomicUsize::new(GATED);
+        assert!(units.add_gated(GATED, 7, &gate) && units.add_gated(GATED, 3, &gate));
+        gate.store(GATED | 1, Relaxed);
+        assert!(!units.add_gated(GATED, 1, &gate));
+        assert_eq!(units.load(GATED), Some(10));
     }
+}
+
+/// After a gate was closed, and the thread that closed it has waited, no word moves.
+#[test]
+fn behind_a_closed_gate_no_word_moves() {
+    let units = table();
+    let gate = AtomicUsize::new(GATED);
+    let stop = AtomicBool::new(false);
+    let sum = || -> u64 {
+        let word = |index| word(units, index, GATED).load(Acquire);
+        (0..possible()).map(word).sum()
+    };
+    let add = |cpu: usize| {
+        pin(cpu % cpus());
+        let mut added = 0;
+        while !stop.load(Relaxed) {
+            // SAFETY: every index has a unit with the word.
+            added += u64::from(unsafe { units.add_gated(GATED, 1, &gate) });
+        }
+        added
+    };
+    let added: u64 = std::thread::scope(|scope| {
+        let adders = [0, 1, 2].map(|cpu| {
+            let add = &add;
+            scope.spawn(move || add(cpu))
+        });
+        let (mut moved, mut is_at_rest) = (0, true);
+        while moved < 20 && is_at_rest {
+            let before = sum();
+            gate.store(GATED + 1, SeqCst);
+            units.quiesce(possible()).expect("a fence");
+            let closed = sum();
+            is_at_rest = (0..100).all(|_| sum() == closed);
+            gate.store(GATED, SeqCst);
+            moved += u64::from(closed != before);
+        }
+        stop.store(true, Relaxed);
+        assert!(is_at_rest, "a word moved behind the closed gate");
+        adders.map(|adder| adder.join().unwrap()).iter().sum()
+    });
+    assert_eq!(sum(), added);
 }
 
 #[test]

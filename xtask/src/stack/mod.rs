@@ -83,6 +83,12 @@ const ENTRIES: &[&str] = &[
     "pinfold_percpu_array_sum",
     "pinfold_percpu_ring_init",
     "pinfold_percpu_ring_push",
+    "pinfold_vmstat_add",
+    "pinfold_vmstat_sum",
+    "pinfold_vmevents_add",
+    "pinfold_ref_get",
+    "pinfold_ref_tryget_live",
+    "pinfold_ref_put",
     "pinfold_shepherd_tick",
 ];
 

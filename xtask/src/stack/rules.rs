@@ -190,6 +190,8 @@ const POINTERS: &[(&str, &[&str])] = &[
     // The functions of the settings load or store a few words. They use less stack than what else
     // a request may ask for.
     ("pinfold_malloc::control::*", &[]),
+    // The release function of a reference count is the program's own code.
+    ("pinfold_ref_put", &[]),
     // Constructors of objects are the program's own code.
     (
         "pinfold::slab::node::handler_frees::<impl pinfold::slab::node::part::Node>::take_back",

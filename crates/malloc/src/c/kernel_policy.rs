@@ -1,9 +1,9 @@
 //! The C API of the kernel's memory policies, for threads and for ranges of addresses, and of the
 //! nodes on which pages lie. Functions that fail set errno to the kernel's error, or to EINVAL.
 
-use super::policy::{CPolicy, copy_of, held_or_errno};
+use super::policy::{CPolicy, copy_of, held_or_errno, nodes_of, store_nodes};
 use super::support::{AsErrno, answer, failed};
-use core::ffi::{c_int, c_uint, c_void};
+use core::ffi::{c_int, c_uint, c_ulong, c_void};
 use pinfold::mempolicy::{self, Move, PageNode};
 use pinfold::topology::NodeId;
 
@@ -148,4 +148,43 @@ pub unsafe extern "C" fn pinfold_pages_move(
         }
     }
     left
+}
+
+/// Moves the pages of a process on the n-th node of `from` to the n-th node of `to`
+/// (`migrate_pages`). Returns how many pages the kernel could not move, or −1 with errno.
+///
+/// # Safety
+///
+/// `from` and `to` are readable for the words that `bits` bits take.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_pages_migrate(
+    pid: c_int,
+    from: *const c_ulong,
+    to: *const c_ulong,
+    bits: usize,
+) -> isize {
+    // SAFETY: the caller promises that both masks are readable.
+    let masks = unsafe { (nodes_of(from, bits), nodes_of(to, bits)) };
+    let (Some(from), Some(to)) = masks else {
+        return failed(libc::EINVAL) as isize;
+    };
+    match mempolicy::migrate(pid, &from, &to) {
+        Ok(left) => left as isize,
+        Err(error) => failed(error.as_errno()) as isize,
+    }
+}
+
+/// Stores the nodes that the calling thread may use in a mask of `bits` bits. Returns 0, or −1 with
+/// errno.
+///
+/// # Safety
+///
+/// `mask` is writable for the words that `bits` bits take.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mems_allowed(mask: *mut c_ulong, bits: usize) -> c_int {
+    match mempolicy::mems_allowed() {
+        // SAFETY: the caller promises that `mask` is writable.
+        Ok(nodes) => unsafe { store_nodes(&nodes, mask, bits) },
+        Err(error) => failed(error.as_errno()),
+    }
 }

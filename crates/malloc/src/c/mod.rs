@@ -14,7 +14,9 @@
 //! | [`guard`] | guarded blocks |
 //! | [`counter`] | counters, event counters and histograms |
 //! | [`counter_show`] | counters that other processes can see |
+//! | [`vmstat`] | counts by zone and item, and sets of event counters |
 //! | [`percpu`] | per-CPU words, pairs, lists, arrays and rings |
+//! | [`reference`](mod@reference) | reference counts per CPU |
 //! | [`shepherd`] | shepherds |
 //! | [`policy`] | memory policies as values |
 //! | [`kernel_policy`] | the kernel's policies of threads and ranges of addresses |
@@ -40,6 +42,7 @@ mod malloc;
 pub mod pages;
 pub mod percpu;
 pub mod policy;
+pub mod reference;
 pub mod report;
 pub mod reserve;
 pub mod shared_policy;
@@ -48,6 +51,7 @@ pub mod slabinfo;
 pub mod statistics;
 mod support;
 mod text;
+pub mod vmstat;
 
 pub use malloc::*;
 pub use statistics::*;

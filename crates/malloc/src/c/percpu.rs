@@ -4,7 +4,7 @@
 //! array or a ring are zero before it is made and after it is destroyed. It has no elements and no
 //! records then, so operations fail.
 
-use super::support::{answer, failed};
+use super::support::{answer, failed, fence_errno};
 use core::ffi::{c_int, c_void};
 use core::mem::zeroed;
 use pinfold::internal::set_errno;
@@ -66,6 +66,32 @@ operations! {
     /// Adds `n` to this CPU's copy, and returns the sum.
     pinfold_percpu_add_return, pinfold_percpu_array_add_return(n: u64) -> u64 =
         |copy| copy.add_return(n);
+    /// Subtracts `n` from this CPU's copy, and returns the difference.
+    pinfold_percpu_sub_return, pinfold_percpu_array_sub_return(n: u64) -> u64 =
+        |copy| copy.sub_return(n);
+    /// Adds 1 to this CPU's copy, and returns the sum.
+    pinfold_percpu_inc_return, pinfold_percpu_array_inc_return() -> u64 = |copy| copy.inc_return();
+    /// Subtracts 1 from this CPU's copy, and returns the difference.
+    pinfold_percpu_dec_return, pinfold_percpu_array_dec_return() -> u64 = |copy| copy.dec_return();
+    /// Returns the copy of `cpu`, or 0 with errno set to ENXIO if that CPU has none.
+    pinfold_percpu_read_on, pinfold_percpu_array_read_on(cpu: c_int) -> u64 = |copy| {
+        let value = usize::try_from(cpu).ok().and_then(|cpu| copy.read_on(cpu));
+        value.unwrap_or_else(|| {
+            set_errno(libc::ENXIO);
+            0
+        })
+    };
+    /// Stores `value` in the copy of `cpu`. Returns false with errno set to ENXIO if that CPU has
+    /// no copy, or with the errno of the failure.
+    pinfold_percpu_write_on, pinfold_percpu_array_write_on(cpu: c_int, value: u64) -> bool = |copy| {
+        let errno = match usize::try_from(cpu).map(|cpu| copy.write_on(cpu, value)) {
+            Ok(Ok(Some(_))) => return true,
+            Ok(Err(refused)) => fence_errno(refused),
+            _ => libc::ENXIO,
+        };
+        set_errno(errno);
+        false
+    };
     /// Adds 1 to this CPU's copy.
     pinfold_percpu_inc, pinfold_percpu_array_inc() = |copy| copy.inc();
     /// Subtracts 1 from this CPU's copy.

@@ -98,7 +98,7 @@ pub(crate) fn copy_of(this: Option<&CPolicy>) -> Mempolicy {
 /// # Safety
 ///
 /// `mask` is readable for the words that `bits` bits take.
-unsafe fn nodes_of(mask: *const c_ulong, bits: usize) -> Option<NodeSet> {
+pub(crate) unsafe fn nodes_of(mask: *const c_ulong, bits: usize) -> Option<NodeSet> {
     let mut nodes = NodeSet::EMPTY;
     if bits > MAX_BITS {
         return None;
@@ -275,20 +275,27 @@ pub unsafe extern "C" fn pinfold_mempolicy_nodes(
     bits: usize,
 ) -> c_int {
     let policy = policy_of(this).unwrap_or(&SYSTEM_DEFAULT);
+    // SAFETY: the caller promises that `mask` is writable.
+    unsafe { store_nodes(policy.nodes(), mask, bits) }
+}
+
+/// Stores `nodes` in a mask of `bits` bits. Returns what [`pinfold_mempolicy_nodes`] does.
+///
+/// # Safety
+///
+/// `mask` is writable for the words that `bits` bits take.
+pub(crate) unsafe fn store_nodes(nodes: &NodeSet, mask: *mut c_ulong, bits: usize) -> c_int {
     if bits > MAX_BITS {
         return failed(libc::EINVAL);
     }
     for word in 0..bits.div_ceil(WORD) {
-        let nodes = policy
-            .nodes()
-            .iter()
-            .filter(|&node| node < bits && node / WORD == word);
-        let value = nodes.fold(0, |value: c_ulong, node| value | 1 << (node % WORD));
+        let in_word = (nodes.iter()).filter(|&node| node < bits && node / WORD == word);
+        let value = in_word.fold(0, |value: c_ulong, node| value | 1 << (node % WORD));
         // SAFETY: `word` is one of the words of `bits` bits, which the caller promises are
         // writable.
         unsafe { mask.add(word).write(value) };
     }
-    if policy.nodes().iter().any(|node| node >= bits) {
+    if nodes.iter().any(|node| node >= bits) {
         return failed(libc::ERANGE);
     }
     0

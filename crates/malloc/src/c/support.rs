@@ -102,6 +102,15 @@ impl AsErrno for FenceError {
     }
 }
 
+/// Returns the errno of an operation that holds a lock while it fences: that of the lock, or
+/// ENOTSUP if the kernel cannot fence.
+pub(super) fn fence_errno(refused: FenceError) -> c_int {
+    match refused.errno {
+        errno @ (libc::EBUSY | libc::EDEADLK) => errno,
+        _ => refused.as_errno(),
+    }
+}
+
 /// Defines C functions on a handle: the type of the handle, what the caller promises, and for each
 /// function the documentation, the name, the arguments after the handle, and the Rust expression.
 macro_rules! methods {

@@ -21,15 +21,18 @@ _Static_assert(sizeof(struct pinfold_slab_statistics) == 72, "statistics have ni
 _Static_assert(offsetof(struct pinfold_slab_statistics, stride) == 64, "in this order");
 _Static_assert(offsetof(struct pinfold_slab_report, kind) == 40, "a report's fields stay");
 _Static_assert(offsetof(struct pinfold_cache_info, flags) == 64, "a cache's fields stay");
+_Static_assert(sizeof(struct pinfold_ref) == 24, "a reference count takes 24 bytes");
 
 /* Programs have the initialisers compiled in too. */
 static const struct pinfold_counter counter = PINFOLD_COUNTER_INIT(7);
+static const struct pinfold_ref ref = PINFOLD_REF_INIT(NULL);
 static const struct pinfold_event event = PINFOLD_EVENT_INIT;
 
 int main(void)
 {
 	CHECK(counter.pinfold_private[0] == 64 && counter.pinfold_private[8] == 7);
 	CHECK(event.pinfold_private[0] == 0 && event.pinfold_private[1] == 0);
+	CHECK(ref.pinfold_private[0] == 2 && ref.pinfold_private[1] >> 63 == 1);
 	puts("ok");
 	return 0;
 }

@@ -48,7 +48,32 @@ static void operations(void)
 	CHECK(pinfold_percpu_cmpxchg(&word, 8, 9) == 7);
 	CHECK(!pinfold_percpu_try_cmpxchg(&word, &expected, 1) && expected == 7);
 	CHECK(pinfold_percpu_try_cmpxchg(&word, &expected, 11));
+	CHECK(pinfold_percpu_inc_return(&word) == 12 && pinfold_percpu_dec_return(&word) == 11);
+	CHECK(pinfold_percpu_sub_return(&word, 4) == 7 && pinfold_percpu_add_return(&word, 4) == 11);
 	CHECK(pinfold_percpu_sum(&word) == 11);
+}
+
+static int with_value(struct pinfold_percpu *word, uint64_t value)
+{
+	for (int cpu = 0; cpu < 8192; cpu++)
+		if (pinfold_percpu_read_on(word, cpu) == value)
+			return cpu;
+	return -1;
+}
+
+/* The copy of another CPU. With concurrency ids, its number need not be the CPU's. */
+static void afar(void)
+{
+	int cpu = with_value(&word, 11);
+
+	CHECK(cpu >= 0);
+	CHECK(pinfold_percpu_write_on(&word, cpu, 30) && pinfold_percpu_read_on(&word, cpu) == 30);
+	CHECK(pinfold_percpu_sum(&word) == 30);
+	CHECK(pinfold_percpu_write_on(&word, cpu, 11));
+	errno = 0;
+	CHECK(pinfold_percpu_read_on(&word, -1) == 0 && errno == ENXIO);
+	errno = 0;
+	CHECK(!pinfold_percpu_write_on(&word, 8191, 1) && errno == ENXIO);
 }
 
 static void add_up(int cpu, uint64_t value, void *context)
@@ -157,6 +182,7 @@ int main(void)
 	uint64_t sum = 0;
 
 	operations();
+	afar();
 	lists();
 	nulls();
 	pinfold_percpu_for_each_cpu(&turns, add_up, &sum);

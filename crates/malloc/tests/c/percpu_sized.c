@@ -49,6 +49,11 @@ static void refused(struct pinfold_percpu_array *none, size_t at)
 	REFUSES(pinfold_percpu_array_write(none, at, 1));
 	REFUSES(pinfold_percpu_array_add(none, at, 1));
 	REFUSES(CHECK(pinfold_percpu_array_add_return(none, at, 1) == 0));
+	REFUSES(CHECK(pinfold_percpu_array_sub_return(none, at, 1) == 0));
+	REFUSES(CHECK(pinfold_percpu_array_inc_return(none, at) == 0));
+	REFUSES(CHECK(pinfold_percpu_array_dec_return(none, at) == 0));
+	REFUSES(CHECK(pinfold_percpu_array_read_on(none, at, 0) == 0));
+	REFUSES(CHECK(!pinfold_percpu_array_write_on(none, at, 0, 1)));
 	REFUSES(pinfold_percpu_array_inc(none, at));
 	REFUSES(pinfold_percpu_array_dec(none, at));
 	REFUSES(pinfold_percpu_array_and(none, at, 1));

@@ -356,6 +356,18 @@ static void threads_and_ranges(void)
 	CHECK(pinfold_pages_move(99, pages, nodes, status, PINFOLD_MPOL_MOVE) == 0 &&
 	      status[98] == 0);
 	CHECK(pinfold_pages_move(0, NULL, NULL, NULL, 0) == 0);
+	unsigned long allowed[16], none[16] = { 0 };
+
+	CHECK(pinfold_mems_allowed(allowed, 1024) == 0 && memcmp(allowed, none, sizeof(none)) != 0);
+	errno = 0;
+	CHECK(pinfold_mems_allowed(allowed, 32769) == -1 && errno == EINVAL);
+	CHECK(pinfold_pages_migrate(0, allowed, allowed, 1024) >= 0);
+	errno = 0;
+	CHECK(pinfold_pages_migrate(0, allowed, none, 1024) == -1 && errno == EINVAL);
+	errno = 0;
+	CHECK(pinfold_pages_migrate(0x7fffffff, allowed, allowed, 1024) == -1 && errno == ESRCH);
+	errno = 0;
+	CHECK(pinfold_pages_migrate(0, allowed, allowed, 32769) == -1 && errno == EINVAL);
 	nodes[98] = 1023;
 	errno = 0;
 	CHECK(pinfold_pages_move(99, pages, nodes, status, 0) == -1 && errno == ENODEV);

@@ -13,7 +13,8 @@
 //! 4. A slow path whose exchange fails frees its own block, and uses the published one.
 //! 5. Dropping the counter frees the published block. The drop has the only reference to the word.
 //!
-//! There is one other writer: the only thread of a forked child may set the word to `UNSET` again.
+//! There are two other writers. The only thread of a forked child may set the word to `UNSET`
+//! again. A reference count (`percpu/ref_count.rs`) sets and clears a flag in its word.
 
 use super::{alloc, free};
 use core::sync::atomic::AtomicUsize;
@@ -38,6 +39,15 @@ impl<const UNSET: usize> LazyBlock<UNSET> {
         // Acquire pairs with the release in `publish`: a thread that sees the offset also sees the
         // block zeroed and prepared.
         self.0.load(Acquire)
+    }
+
+    /// Returns the word itself, for an owner that sets and clears flags in it.
+    ///
+    /// Such a flag makes a word that is `UNSET` another one, so that no block is published while
+    /// the flag is set.
+    #[inline(always)]
+    pub(crate) fn word(&self) -> &AtomicUsize {
+        &self.0
     }
 
     /// Returns the published word, or `None` if no word was published.

@@ -22,7 +22,7 @@ pub enum Rank {
     Shards,
     /// The blocks in the per-CPU units. A holder takes no other lock.
     Units,
-    /// Readers of per-CPU lists and rings.
+    /// Readers of per-CPU lists and rings, and threads that kill or revive a reference count.
     Readers,
     /// The memory pools.
     Pools,

@@ -5,7 +5,7 @@ use super::{Integer, Word, integer_operations, operations};
 use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use pinfold_rseq::Units;
+use pinfold_rseq::{FenceError, Units};
 
 /// An array of `N` words with a copy for each CPU, all zero bits at first.
 ///

@@ -12,6 +12,7 @@
 //! | [`PerCpuPair`] | two words that change together | `this_cpu_cmpxchg_double` |
 //! | [`PerCpuList`] | a list of items | librseq's per-CPU list |
 //! | [`PerCpuRing`] | a ring of records, read from afar | `perf`'s and `ftrace`'s buffers |
+//! | [`PerCpuRef`] | a part of a reference count | `percpu_ref` |
 //!
 //! # The copy of "this CPU"
 //!
@@ -42,6 +43,8 @@ mod array;
 mod list;
 mod pair;
 mod place;
+mod ref_count;
+mod reference;
 mod ring;
 #[doc(hidden)]
 pub mod sized;
@@ -50,14 +53,35 @@ mod word;
 pub use array::PerCpuArray;
 pub use list::{Items, Node, PerCpuList};
 pub use pair::PerCpuPair;
+#[doc(hidden)]
+pub use ref_count::{Killed, RefCount};
+pub use reference::PerCpuRef;
+#[doc(hidden)]
+pub use reference::{kill, revive};
 pub use ring::{PerCpuRing, PushError};
 pub use word::{Integer, Word};
 
 use core::fmt;
 use core::marker::PhantomData;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Release};
-use pinfold_rseq::Units;
+use pinfold_rseq::{FenceError, Units};
 use place::{OfWords, Place, Words};
+
+/// What `ref_count` uses. Its model in loom replaces this module.
+mod primitive {
+    pub(super) use super::MOVES;
+    use super::list::register_fork;
+    use crate::topology::facts;
+    pub(super) use core::sync::atomic::{AtomicU64, fence};
+    use pinfold_rseq::fence_is_refused;
+    pub(super) use pinfold_rseq::possible;
+
+    /// Returns whether a count may have words on the CPUs: a fork waits for the threads that work
+    /// on them from afar, and the kernel can fence.
+    pub(super) fn register() -> bool {
+        facts::choose_backend() && !fence_is_refused() && register_fork()
+    }
+}
 
 /// Bytes of a word.
 const WORD: usize = 8;
@@ -197,6 +221,45 @@ macro_rules! operations {
                 .fold((), |(), cpu, bits| f(cpu, T::from_bits(bits)));
         }
 
+        /// Returns the copy of `cpu`, or `None` if that CPU has no copy yet. One cache miss if the
+        /// copy has changed. The kernel's `*per_cpu_ptr(x, cpu)`.
+        ///
+        /// The value is whole. The CPU may change its copy meanwhile.
+        #[doc(alias = "per_cpu_ptr")]
+        pub fn read_on(&self, cpu: usize) -> Option<T> {
+            self.place().word_on(cpu).map(|word| {
+                // Acquire pairs with the releases of the operations.
+                T::from_bits(word.load(Acquire))
+            })
+        }
+
+        /// Stores `value` in the copy of `cpu`, and returns the value that was there. Returns
+        /// `Ok(None)`, and stores nothing, if that CPU has no copy yet. The kernel's
+        /// `*per_cpu_ptr(x, cpu) = value`, but no operation of that CPU is lost or undone.
+        ///
+        /// An operation of that CPU comes before the store or after it. To be sure of that, this
+        /// function stops the operations on words there, fences, and stores. An operation that
+        /// begins meanwhile waits some microseconds. One in a signal handler that may not wait
+        /// works on the copy that CPUs without memory share. Counters, which share the memory,
+        /// count in their common part, and [`PerCpuRing::push`] may return
+        /// [`PushError::Unavailable`].
+        ///
+        /// Interrupts each CPU that runs a thread of this process, once, or only `cpu` if copies
+        /// belong to CPU numbers (see [`fence_index`](pinfold_rseq::fence_index)). Waits while
+        /// another thread does this, or reads a list or a ring. Not for signal handlers.
+        ///
+        /// # Errors
+        ///
+        /// Returns an error if the kernel or a sandbox does not allow the fence. Returns it with
+        /// `EDEADLK` if a signal handler calls this function and has interrupted a holder of a lock
+        /// of the library, and with `EBUSY` if another thread's fork does not end within about a
+        /// second. Nothing is stored then.
+        #[doc(alias = "per_cpu_ptr")]
+        pub fn write_on(&self, cpu: usize, value: T) -> Result<Option<T>, FenceError> {
+            let stored = self.place().swap_on(cpu, value.to_bits())?;
+            Ok(stored.map(T::from_bits))
+        }
+
         /// Combines the values of all copies, beginning with `first`. The costs and the meaning are
         /// those of [`for_each_cpu`](Self::for_each_cpu).
         pub fn fold<A>(&self, first: A, mut f: impl FnMut(A, T) -> A) -> A {
@@ -230,6 +293,24 @@ macro_rules! integer_operations {
                 .place()
                 .run(section, move |word| word.fetch_add(n, AcqRel));
             T::from_bits(old.wrapping_add(n))
+        }
+
+        /// Subtracts `n` from the copy of this CPU, and returns the difference.
+        #[inline]
+        pub fn sub_return(&self, n: T) -> T {
+            self.add_return(T::from_bits(n.to_bits().wrapping_neg()))
+        }
+
+        /// Adds 1 to the copy of this CPU, and returns the sum.
+        #[inline]
+        pub fn inc_return(&self) -> T {
+            self.add_return(T::from_bits(1))
+        }
+
+        /// Subtracts 1 from the copy of this CPU, and returns the difference.
+        #[inline]
+        pub fn dec_return(&self) -> T {
+            self.add_return(T::from_bits(u64::MAX))
         }
 
         /// Adds 1 to the copy of this CPU.

@@ -1,5 +1,6 @@
 //! Two words for each CPU that change together.
 
+use super::place::await_writer;
 use super::{MOVES, Word};
 use crate::counter_units::{self, LazyBlock, units};
 use core::fmt;
@@ -130,7 +131,9 @@ impl<A: Word, B: Word> PerCpuPair<A, B> {
         let offset = self
             .block
             .get_or_alloc(SIZE, counter_units::register_fork, |offset| offset)?;
-        counter_units::install_here().map(|_| offset)
+        let cpu = counter_units::install_here()?;
+        await_writer(cpu);
+        Some(offset)
     }
 }
 

@@ -1,11 +1,14 @@
 //! Where a word has its copies, and how an operation finds that of its CPU.
 
+use super::list::register_fork;
+use super::ring::READERS;
 use super::{MOVES, WORD};
-use crate::counter_units::{self, LazyBlock, shared, units, word_at};
+use crate::counter_units::{self, COUNTER_UNITS, LazyBlock, shared, units, word_at};
+use crate::fork;
 use core::marker::PhantomData;
 use core::sync::atomic::AtomicU64;
-use core::sync::atomic::Ordering::Acquire;
-use pinfold_rseq::Units;
+use core::sync::atomic::Ordering::{AcqRel, Acquire};
+use pinfold_rseq::{Backend, FenceError, Units, backend, fence_index};
 
 /// Where a word has its copies. A value is small, because it is an argument of the slow path, and
 /// the fast path must keep it until then.
@@ -50,13 +53,51 @@ pub trait Place: Copy {
         section: impl Fn(&Units, usize) -> Option<R>,
         spilled: impl FnOnce(&AtomicU64) -> R,
     ) -> R {
-        // The thread may move to a CPU without a unit between the two steps.
-        let done = (0..MOVES).find_map(|_| {
-            let offset = self.offset()?;
-            counter_units::install_here()?;
-            section(units(), offset)
-        });
-        done.unwrap_or_else(|| spilled(self.spilled()))
+        let mut moves = 0;
+        while moves < MOVES {
+            let Some(offset) = self.offset() else { break };
+            let Some(cpu) = counter_units::install_here() else {
+                break;
+            };
+            if let Some(done) = section(units(), offset) {
+                return done;
+            }
+            // The thread may have moved to a CPU without a unit between the two steps.
+            moves += usize::from(!await_writer(cpu));
+        }
+        spilled(self.spilled())
+    }
+
+    /// Returns the word of `cpu`, if that CPU has a copy.
+    fn word_on(self, cpu: usize) -> Option<&'static AtomicU64> {
+        let offset = self.known()?;
+        let has_unit = !COUNTER_UNITS.unit(cpu).is_null();
+        has_unit.then(|| word_at(cpu, offset))
+    }
+
+    /// Stores `bits` in the word of `cpu`, and returns the bits that were there. Returns `Ok(None)`
+    /// if that CPU has no copy.
+    ///
+    /// With restartable sequences, the steps are those of the module [`list`](super::list): hold
+    /// [`READERS`], stop the CPU's unit, fence, store, resume. A section of that CPU comes before
+    /// the stop, or it fails until the unit is resumed ([`await_writer`]). On atomics, each
+    /// operation on a word is one atomic instruction, and so is this one.
+    #[cold]
+    fn swap_on(self, cpu: usize, bits: u64) -> Result<Option<u64>, FenceError> {
+        let Some(word) = self.word_on(cpu) else {
+            return Ok(None);
+        };
+        // AcqRel: as in the operations on this CPU's copy.
+        if backend() == Backend::Atomic {
+            return Ok(Some(word.swap(bits, AcqRel)));
+        }
+        let busy = |errno| FenceError { errno };
+        fork::retry(|| register_fork().then_some(())).ok_or(busy(libc::EBUSY))?;
+        let _reading = READERS.lock().ok_or(busy(libc::EDEADLK))?;
+        COUNTER_UNITS.stop(cpu);
+        let stored = fence_index(cpu).map(|()| word.swap(bits, AcqRel));
+        COUNTER_UNITS.resume_untouched(cpu);
+        stored.map(Some)
     }
 
     /// Calls `f(so_far, cpu, word)` for each CPU that has a copy, and last with `None` for the
@@ -72,6 +113,20 @@ pub trait Place: Copy {
         }
         f(all, None, self.spilled().load(Acquire))
     }
+}
+
+/// Waits while another thread has stopped the unit of `cpu` to write a word there. Returns whether
+/// the unit was stopped, or is.
+///
+/// Does not wait in a signal handler that interrupted the holder of a lock of the library: the
+/// holder may be the writing thread.
+pub(super) fn await_writer(cpu: usize) -> bool {
+    if COUNTER_UNITS.is_stopped(cpu) {
+        // The writing thread holds the lock until it has resumed the unit. If a fork holds the
+        // lock, no unit is stopped.
+        return READERS.lock_or_divert().is_some() || !COUNTER_UNITS.is_stopped(cpu);
+    }
+    false
 }
 
 /// Blocks of `N` words in the units, and the copy that CPUs without memory share.

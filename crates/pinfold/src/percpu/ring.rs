@@ -8,7 +8,7 @@ use core::fmt;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use pinfold_rseq::{Append, RING_SLOTS, RING_TAIL};
 
-/// Serialises the threads that take or read other CPUs' items.
+/// Serialises the threads that take or read other CPUs' items, or kill a reference count.
 pub(super) static READERS: Lock<()> = Lock::new(Rank::Readers, ());
 
 /// The number of records that a reader copies while it holds [`READERS`].
@@ -27,8 +27,9 @@ pub enum PushError {
     /// This CPU's ring is full until a reader has read from it.
     Full,
     /// There is no memory for this CPU's ring, another thread forks while the ring gets its memory,
-    /// or the thread moved between CPUs again and again. Without restartable sequences also:
-    /// another thread is using the memory of counters, lists and rings on this CPU.
+    /// the thread moved between CPUs again and again, or another thread writes a word of this CPU
+    /// from afar ([`PerCpu::write_on`](super::PerCpu::write_on)). Without restartable sequences
+    /// also: another thread is using the memory of counters, lists and rings on this CPU.
     Unavailable,
 }
 

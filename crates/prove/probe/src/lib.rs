@@ -6,6 +6,7 @@
 //! most six arguments, which all are in registers.
 #![allow(unsafe_code, reason = "the operations of `Units` are unsafe")]
 
+use core::sync::atomic::AtomicUsize;
 use pinfold_rseq::{Append, Units};
 
 /// The offset of the word that `probe_pop_counted` subtracts from.
@@ -59,6 +60,8 @@ probes! {
             }
             None => false,
         };
+    probe_add_gated(offset: usize, n: u64, gate: &AtomicUsize) -> bool
+        = |units| units.add_gated(offset, n, gate);
     probe_store_if_equal(offset: usize, expected: u64, new: u64) -> bool
         = |units| units.store_if_equal(offset, expected, new);
     probe_pop(offset: usize) -> *mut u8 = |units| units.pop(offset);

@@ -235,6 +235,17 @@ macro_rules! body {
             "stlr x11, [x9]", // commit
         ] else "mov {shard}, xzr")
     };
+    (add_gated $operands:tt) => {
+        template!($operands [
+            "ldr x11, [{gate}]",
+            "cmp x11, {offset}",
+            "b.ne {fail}",
+            "add x9, x9, {offset}",
+            "ldr x11, [x9]",
+            "add x11, x11, {n}",
+            "stlr x11, [x9]", // commit
+        ])
+    };
     (store_if_equal $operands:tt) => {
         template!($operands [
             "ldr x11, [x9, {offset}]",

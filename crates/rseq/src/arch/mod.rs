@@ -197,6 +197,10 @@ impl Area {
         }
         Claim::new(shard, [net, folded, batch])
     }
+    section!(
+        /// `gate` is readable. The section reads it once.
+        pub(crate) add_gated(n: u64, gate: *const usize) -> bool
+    );
     section!(pub(crate) store_if_equal(expected: u64, new: u64) -> bool);
     section!(
         /// Takes the top pointer off the [`stack`](crate::stack) at `offset`, as

@@ -233,6 +233,13 @@ macro_rules! body {
             "mov qword ptr [{shard} + 16], rcx", // commit
         ] else "xor {shard:e}, {shard:e}")
     };
+    (add_gated $operands:tt) => {
+        template!($operands [
+            "cmp qword ptr [{gate}], {offset}",
+            "jne {fail}",
+            "add qword ptr [rax + {offset}], {n}", // commit
+        ])
+    };
     (store_if_equal $operands:tt) => {
         template!($operands [
             "cmp qword ptr [rax + {offset}], {expected}",

@@ -22,18 +22,14 @@
 //! * **Other layouts:** the block is a run or a mapping. A free reads in the page map which of the
 //!   two it is.
 
-use super::kmalloc::{self, MAX_CLASS_SIZE, SIZES};
+use super::kmalloc::{self, SIZES, alloc_of_class, class_of_layout};
 use super::reclaim::{or_reclaim, or_reclaim_for};
 use crate::arena::{self, GRANULE, HUGE, LARGE};
-use crate::fork;
 use crate::slab::Cache;
 use crate::{nodes, sys};
 use allocator_api2::alloc::{AllocError, Allocator};
 use core::alloc::Layout;
 use core::ptr::{NonNull, without_provenance_mut};
-
-/// Every class's size and every block's address is a multiple of this.
-const CLASS_ALIGN: usize = 16;
 
 /// The result of `allocate`: the block, with the size that the block really has.
 type Block = Result<NonNull<[u8]>, AllocError>;
@@ -81,31 +77,6 @@ unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kmalloc;
-
-/// Returns the class whose blocks serve `layout`, if there is one.
-#[inline]
-fn class_of(layout: Layout) -> Option<usize> {
-    if layout.align() > CLASS_ALIGN {
-        kmalloc::class_of_aligned(layout.size(), layout.align())
-    } else if layout.size() <= MAX_CLASS_SIZE {
-        Some(kmalloc::class_of(layout.size()))
-    } else {
-        None
-    }
-}
-
-/// Allocates a block of `class` after the common path has failed. Makes the class's cache if
-/// needed.
-#[cold]
-fn alloc_class_slow(class: usize) -> Option<NonNull<u8>> {
-    // While another thread forks, the caches of size classes may refuse to allocate. `malloc` then
-    // serves the block from a mapping. But a layout with a class must get a block of the class,
-    // because the free derives the class from the layout. So this thread waits for the fork to end.
-    fork::retry(|| {
-        kmalloc::init().then_some(())?;
-        NonNull::new(kmalloc::alloc_class(class))
-    })
-}
 
 /// Allocates a block for a layout without a class: a run or a mapping. Also returns whether the
 /// block reads as zeroes.
@@ -223,7 +194,7 @@ impl Kmalloc {
             unsafe { Kmalloc.deallocate(block, old) };
             return Ok(fresh);
         }
-        match (class_of(old), class_of(new)) {
+        match (class_of_layout(old), class_of_layout(new)) {
             // `new` has the same class as `old`, so the block's size and alignment serve both
             // layouts.
             (Some(class), Some(same)) if class == same => return Ok(sized(block, SIZES[class])),
@@ -258,19 +229,18 @@ unsafe impl Allocator for Kmalloc {
         if layout.size() == 0 {
             return Ok(nowhere(layout));
         }
-        let Some(class) = class_of(layout) else {
+        let Some(class) = class_of_layout(layout) else {
             return alloc_large(layout)
                 .map(|(block, _)| block)
                 .ok_or(AllocError);
         };
-        NonNull::new(kmalloc::alloc_class(class))
-            .or_else(|| alloc_class_slow(class))
+        alloc_of_class(class)
             .map(|block| sized(block, SIZES[class]))
             .ok_or(AllocError)
     }
 
     fn allocate_zeroed(&self, layout: Layout) -> Block {
-        let (block, zeroed) = if layout.size() == 0 || class_of(layout).is_some() {
+        let (block, zeroed) = if layout.size() == 0 || class_of_layout(layout).is_some() {
             (self.allocate(layout)?, false)
         } else {
             alloc_large(layout).ok_or(AllocError)?
@@ -287,7 +257,7 @@ unsafe impl Allocator for Kmalloc {
         if layout.size() == 0 {
             return;
         }
-        match class_of(layout) {
+        match class_of_layout(layout) {
             // SAFETY: a layout that fits the block has the block's class. The caller passes
             // ownership of the block.
             Some(class) => unsafe { kmalloc::free_class(block.as_ptr(), class) },

@@ -34,7 +34,8 @@ use crate::slab::cpu::place::Place;
 use crate::slab::fork;
 use crate::slab::node::slabs::Slab;
 use crate::topology::facts;
-use core::ptr::null_mut;
+use core::alloc::Layout;
+use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicUsize;
 use pinfold_rseq::{BESIDE, near};
 
@@ -44,6 +45,9 @@ pub const CLASSES: usize = crate::cache_units::CLASSES;
 pub const MAX_SMALL_SIZE: usize = 32 << 10;
 /// The largest class's size in bytes.
 pub const MAX_CLASS_SIZE: usize = 512 << 10;
+
+/// Every class's size and every block's address is a multiple of this.
+const CLASS_ALIGN: usize = 16;
 
 /// The first classes after three rows of the module's table: after the steps of 16 bytes, after the
 /// quarters, and after the eighths.
@@ -131,6 +135,18 @@ pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
         return None;
     }
     (class_of(size)..CLASSES).find(|&class| SIZES[class].is_multiple_of(align))
+}
+
+/// Returns the class whose blocks serve `layout`, if there is one.
+#[inline]
+pub fn class_of_layout(layout: Layout) -> Option<usize> {
+    if layout.align() > CLASS_ALIGN {
+        class_of_aligned(layout.size(), layout.align())
+    } else if layout.size() <= MAX_CLASS_SIZE {
+        Some(class_of(layout.size()))
+    } else {
+        None
+    }
 }
 
 /// Returns the bytes of a block of a class, or of a twin.
@@ -318,6 +334,24 @@ pub fn alloc(size: usize) -> *mut u8 {
 #[inline(always)]
 pub fn alloc_class(class: usize) -> *mut u8 {
     alloc_from(class, SIZES[class])
+}
+
+/// Allocates a block of class `class`, and makes the class's cache first if need be. Waits while
+/// another thread forks.
+#[inline]
+pub fn alloc_of_class(class: usize) -> Option<NonNull<u8>> {
+    NonNull::new(alloc_class(class)).or_else(|| alloc_of_class_slow(class))
+}
+
+#[cold]
+fn alloc_of_class_slow(class: usize) -> Option<NonNull<u8>> {
+    // While another thread forks, the caches of size classes may refuse to allocate. `malloc` then
+    // serves the block from a mapping. But a layout with a class must get a block of the class,
+    // because the free derives the class from the layout. So this thread waits for the fork to end.
+    crate::fork::retry(|| {
+        init().then_some(())?;
+        NonNull::new(alloc_class(class))
+    })
 }
 
 /// Allocates a block of class `class`, or of a twin, for `size` bytes. Returns null as
