@@ -1027,20 +1027,42 @@ uint64_t pinfold_histogram_quantile(const struct pinfold_histogram *histogram, d
 struct pinfold_shepherd;
 
 /*
- * Neither reads nor writes the counts of CPUs that are isolated or without a periodic tick. On a
- * machine with such CPUs, Pinfold keeps counts by CPU number, unless PINFOLD_RSEQ=cid asks for
- * concurrency ids: then this has no effect.
+ * Folds the counts of CPUs that are isolated or without a periodic tick too. Without this flag, a
+ * shepherd neither reads nor writes the counts of these CPUs. On a machine with such CPUs, Pinfold
+ * keeps counts by CPU number, unless PINFOLD_RSEQ=cid asks for concurrency ids: then all counts are
+ * folded. A fold interrupts no CPU, but costs the CPU a cache miss at its next add.
  */
-#define PINFOLD_SHEPHERD_SPARE_ISOLATED 1u
+#define PINFOLD_SHEPHERD_FOLD_ISOLATED 2u
 
 /*
  * Creates a shepherd whose thread ticks every `interval_ms` milliseconds, at most 86400000; 0 means
  * 1000. When nothing moves, the thread ticks less often. `flags` is 0 or
- * PINFOLD_SHEPHERD_SPARE_ISOLATED.
+ * PINFOLD_SHEPHERD_FOLD_ISOLATED.
  *
  * Returns the shepherd, or NULL with EINVAL (an argument) or ENOMEM. Starts no thread.
  */
 struct pinfold_shepherd *pinfold_shepherd_create(uint64_t interval_ms, unsigned flags);
+
+/*
+ * Sets the interval of `shepherd` to `interval_ms` milliseconds, at most 86400000; 0 means 1000. If
+ * its thread runs and sleeps, the thread wakes up, ticks, and follows the new interval. While
+ * `pinfold set PID shepherd-interval` gives all shepherds of the process one interval, the thread
+ * goes by that one. No other thread may use the shepherd meanwhile.
+ *
+ * Returns 0, or -1 with EINVAL.
+ */
+int pinfold_shepherd_set_interval(struct pinfold_shepherd *shepherd, uint64_t interval_ms);
+
+/*
+ * Has the thread of `shepherd` run on the CPUs in `cpus` only, from its next start on. `cpus` is a
+ * list in the kernel's format, as "0-3,8". NULL means all CPUs that the starting thread may use,
+ * which is the default. Of these, the thread uses those that are online and in the process's
+ * cgroup, and avoids isolated CPUs if there are others. No other thread may use the shepherd
+ * meanwhile.
+ *
+ * Returns 0, or -1 with EINVAL (no such list, or an empty one).
+ */
+int pinfold_shepherd_set_cpus(struct pinfold_shepherd *shepherd, const char *cpus);
 
 /* Stops the thread of `shepherd` if it runs, waits for its end, and ends the shepherd. */
 void pinfold_shepherd_destroy(struct pinfold_shepherd *shepherd);
@@ -1070,7 +1092,8 @@ size_t pinfold_shepherd_tick(const struct pinfold_shepherd *shepherd);
  * signals that other threads and processes send. In the child of a fork, the thread does not run.
  * One thread at a time may start, stop or destroy a shepherd.
  *
- * Returns 0, or -1 with ENOMEM, or with the errno that kept the thread from starting.
+ * Returns 0, or -1 with ENOMEM, with EINVAL if none of the shepherd's CPUs can be used, or with the
+ * errno that kept the thread from starting.
  */
 int pinfold_shepherd_start(struct pinfold_shepherd *shepherd);
 

@@ -1,5 +1,5 @@
 //! A CPU that is isolated and without a tick stays undisturbed while Pinfold works around it. A
-//! shepherd can leave such CPUs out.
+//! shepherd leaves such CPUs out, unless it is told otherwise.
 
 mod common;
 
@@ -365,6 +365,7 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
     let (alone, _) = while_looping("alone", cpu, || ());
     let running = Shepherd::new()
         .interval(Duration::from_millis(5))
+        .fold_isolated()
         .start()
         .unwrap();
     shepherd::watch(&COUNTED).unwrap();
@@ -414,14 +415,14 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
 
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn a_shepherd_can_leave_isolated_cpus_alone() {
+fn a_shepherd_leaves_isolated_cpus_alone_unless_told_otherwise() {
     let counter = PerCpuCounter::new().with_batch(1 << 20);
     let add_on = |cpu, n| {
         move_to(0, &[cpu]);
         counter.add(n);
         move_to(0, &housekeeping());
     };
-    let (all, sparing) = (Shepherd::new(), Shepherd::new().leave_isolated_alone());
+    let (all, sparing) = (Shepherd::new().fold_isolated(), Shepherd::new());
     shepherd::watch(&counter).unwrap();
     let mut truth = 0;
     // CPUs with `isolcpus=`, with `nohz_full=`, and with both.

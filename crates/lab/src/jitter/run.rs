@@ -192,7 +192,9 @@ impl Folder {
             SubjectName::Pinfold => {
                 let mut cpus = CpuSet::default();
                 setup.others.iter().for_each(|&cpu| cpus.insert(cpu));
-                let running = Shepherd::new().interval(setup.interval).on(cpus).start()?;
+                // Folds the loop's CPU also if it is isolated: that is what is measured.
+                let shepherd = Shepherd::new().interval(setup.interval).fold_isolated();
+                let running = shepherd.on(cpus).start()?;
                 shepherd::watch(&COUNTED)?;
                 Folder::Pinfold(Box::new(running))
             }

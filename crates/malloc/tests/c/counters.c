@@ -128,7 +128,7 @@ static void errors(void)
 	errno = 0;
 	CHECK(pinfold_counters_at(many, 100) == NULL && errno == EINVAL);
 	errno = 0;
-	CHECK(pinfold_shepherd_create(5, 2) == NULL && errno == EINVAL);
+	CHECK(pinfold_shepherd_create(5, 4) == NULL && errno == EINVAL);
 	pinfold_counter_destroy(NULL);
 	pinfold_counters_destroy(NULL);
 }
@@ -178,15 +178,28 @@ static void shepherd(void)
 {
 	struct pinfold_counter *counter = pinfold_counter_create(0, 1000);
 	struct pinfold_shepherd *shepherd =
-		pinfold_shepherd_create(5, PINFOLD_SHEPHERD_SPARE_ISOLATED);
+		pinfold_shepherd_create(3600000, PINFOLD_SHEPHERD_FOLD_ISOLATED);
+	char cpu[16];
 
 	CHECK(counter && shepherd);
+	CHECK(pinfold_shepherd_set_cpus(shepherd, "3-1") == -1 && errno == EINVAL);
+	CHECK(pinfold_shepherd_set_cpus(shepherd, "") == -1 && errno == EINVAL);
+	/* The highest number that a set can hold: there is no such CPU. */
+	CHECK(pinfold_shepherd_set_cpus(shepherd, "8191") == 0);
+	CHECK(pinfold_shepherd_start(shepherd) == -1 && errno == EINVAL);
+	CHECK(pinfold_shepherd_set_cpus(shepherd, NULL) == 0);
+	snprintf(cpu, sizeof cpu, "%d", sched_getcpu());
+	CHECK(pinfold_shepherd_set_cpus(shepherd, cpu) == 0);
 	CHECK(pinfold_shepherd_watch(counter) == 0);
 	CHECK(pinfold_shepherd_watch_many(many) == 0);
 	pinfold_counter_add(counter, 5);
 	CHECK(pinfold_shepherd_tick(shepherd) >= 1);
 	CHECK(pinfold_counter_read(counter) == 5);
 	CHECK(pinfold_shepherd_start(shepherd) == 0 && pinfold_shepherd_start(shepherd) == 0);
+	CHECK(pinfold_shepherd_set_interval(shepherd, 86400001) == -1 && errno == EINVAL);
+	/* The thread may have ticked already: then it would sleep for an hour. */
+	usleep(20000);
+	CHECK(pinfold_shepherd_set_interval(shepherd, 5) == 0);
 	pinfold_counter_add(counter, 1);
 	for (int n = 0; pinfold_counter_read(counter) != 6; n++) {
 		CHECK(n < 5000);

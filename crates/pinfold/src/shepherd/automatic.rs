@@ -11,8 +11,9 @@
 //!   thread is gone.
 //! * On a machine with isolated CPUs, it first sets its affinity to the other CPUs.
 
+use super::bell::Rings;
 use super::spawn::{Body, spawn};
-use super::{PASSING, Reach, bell, thread_begins, thread_ended, tick};
+use super::{PASSING, Reach, bell, interval, thread_begins, thread_ended, tick, wanted};
 use crate::topology::{CpuSet, set_affinity};
 use crate::{sanitizer, sys};
 use core::cell::UnsafeCell;
@@ -174,11 +175,21 @@ fn run(cpus: *mut libc::c_void) {
     // Acquire pairs with the release in `bell::stop`: the thread sees `STOP` and ends.
     while STATE.load(Acquire) == RUN {
         let rings = bell::rings();
-        tick(&|_| true, Reach::ThisCpu);
-        bell::sleep(&STATE, RUN, rings, PASSING);
+        tick(&wanted(true), Reach::ThisCpu);
+        sleep(rings, interval().unwrap_or(PASSING));
     }
     // A later thread may get the same thread pointer.
     THREAD.store(0, Relaxed);
+}
+
+/// Sleeps for `time`, until the thread is stopped, or until a ring after `rings`.
+fn sleep(rings: Rings, time: Duration) {
+    let end = sys::nanoseconds() + time.as_nanos() as u64;
+    let left = || Duration::from_nanos(end.saturating_sub(sys::nanoseconds()));
+    // Acquire pairs with the release in `bell::stop`, as in `run`.
+    while STATE.load(Acquire) == RUN && bell::rings() == rings && !left().is_zero() {
+        bell::sleep(&STATE, RUN, rings, left());
+    }
 }
 
 #[cfg(test)]
