@@ -1100,6 +1100,54 @@ int pinfold_shepherd_start(struct pinfold_shepherd *shepherd);
 /* Stops the thread of `shepherd` if it runs, and waits for its end. */
 void pinfold_shepherd_stop(struct pinfold_shepherd *shepherd);
 
+/*
+ * Isolation on demand: a thread that is pinned to one CPU asks the library to leave this CPU alone.
+ * Until the thread leaves, other threads neither fold the CPU's counters, nor take objects from it,
+ * nor fence it, nor give memory back to the system, if that can wait. docs/isolation.md has what
+ * cannot.
+ *
+ * Do not call these functions in signal handlers. The thread that entered calls the others.
+ */
+struct pinfold_isolation;
+
+/*
+ * What disturbed an isolated CPU. The first four count what this library did in other threads: each
+ * may have disturbed the CPU. The others come from the kernel, and count everything.
+ */
+struct pinfold_isolation_report {
+	size_t cpu;
+	uint64_t fences;     /* membarrier: an interrupt each */
+	uint64_t given_back; /* calls by which memory went back: perhaps a TLB shootdown each */
+	uint64_t folds;      /* counters that the program folded: a cache miss each */
+	uint64_t drains;     /* how often the CPU's free objects were taken away */
+	uint64_t switches;   /* context switches of the thread */
+	uint64_t faults;     /* page faults of the thread */
+	uint64_t interrupts; /* of the CPU; 0 if /proc/interrupts cannot be read, as the next three */
+	uint64_t timer;      /* of these, the local timer's (x86 only) */
+	uint64_t calls;      /* of these, function calls from other CPUs (x86 only) */
+	uint64_t flushes;    /* of these, TLB shootdowns (x86 only) */
+};
+
+/*
+ * Isolates the CPU to which the calling thread is pinned: folds the CPU's watched counters, moves
+ * its free objects to where other CPUs find them, and waits for the shepherds to leave the CPU, at
+ * most 0.1 s. In the child of a fork, no CPU is isolated.
+ *
+ * Returns the isolation, or NULL with EINVAL (the thread may run on several CPUs), EBUSY (the CPU
+ * is isolated already), ENOSPC (64 CPUs are isolated) or ENOMEM.
+ */
+struct pinfold_isolation *pinfold_isolate_enter(void);
+
+/* Returns what disturbed the CPU so far. Reads /proc/interrupts. */
+struct pinfold_isolation_report
+pinfold_isolate_report(const struct pinfold_isolation *isolation);
+
+/*
+ * Ends the isolation, and returns what disturbed the CPU. Does nothing if `isolation` is NULL, and
+ * returns zeroes.
+ */
+struct pinfold_isolation_report pinfold_isolate_leave(struct pinfold_isolation *isolation);
+
 #ifdef __cplusplus
 }
 #endif

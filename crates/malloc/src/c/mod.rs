@@ -16,6 +16,7 @@
 //! | [`counter_show`] | counters that other processes can see |
 //! | [`percpu`] | per-CPU words, pairs, lists, arrays and rings |
 //! | [`shepherd`] | shepherds |
+//! | [`isolate`] | CPUs that a thread has left alone |
 //! | [`policy`] | memory policies as values |
 //! | [`kernel_policy`] | the kernel's policies of threads and ranges of addresses |
 //! | [`shared_policy`] | policies of ranges of pages |
@@ -35,6 +36,7 @@ pub mod counter_show;
 pub mod grace;
 pub mod guard;
 pub mod heap;
+pub mod isolate;
 pub mod kernel_policy;
 mod malloc;
 pub mod pages;

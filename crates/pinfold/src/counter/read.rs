@@ -3,6 +3,7 @@
 use super::PerCpuCounter;
 use super::exact::order_own_adds;
 use super::shards::{Moved, Shards};
+use crate::spared::{self, Kind};
 use core::cmp::Ordering;
 use core::sync::atomic::Ordering::Acquire;
 
@@ -115,6 +116,7 @@ impl PerCpuCounter {
     /// Runs in the calling thread alone. The CPUs that added notice only that their cache lines
     /// were taken for a moment.
     pub fn fold(&self) -> usize {
+        spared::note(Kind::Fold);
         self.shards().map_or(0, Shards::fold)
     }
 

@@ -57,8 +57,8 @@ pub use thread::{Running, policy};
 use crate::counter::{Counters, PerCpuCounter, fold_watched, watch_block};
 use crate::fork;
 use crate::lock::{Hooks, Rank};
-use crate::sys;
 use crate::topology::{CpuSet, facts};
+use crate::{spared, sys};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
@@ -354,12 +354,14 @@ pub fn interval() -> Option<Duration> {
     }
 }
 
-/// Returns which units the calling thread folds: all, or if it is to `spare` isolated CPUs, those
-/// of the other CPUs and of the CPU on which it runs.
+/// Returns which units the calling thread folds: that of the CPU on which it runs, and all others
+/// except those of CPUs that a thread has isolated. If it is to `spare` isolated CPUs, also except
+/// those of CPUs that the kernel has isolated.
 fn wanted(spare: bool) -> impl Fn(usize) -> bool {
     let spare = spare && pinfold_rseq::backend() != Backend::Rseq(Index::Cid);
     let own = pinfold_rseq::current();
-    move |unit| !spare || unit == own || !facts::is_quiet_cpu(unit)
+    let left_out = move |unit| spared::has_unit(unit) || spare && facts::is_quiet_cpu(unit);
+    move |unit| unit == own || !left_out(unit)
 }
 
 /// The number of shards that all shepherds of this process have folded.
@@ -474,7 +476,7 @@ pub fn register(drain: fn(Reach)) -> bool {
 ///
 /// Costs one read of a clock that needs no system call, except when it ticks.
 pub fn tick_in_passing() {
-    if has_thread() {
+    if has_thread() || runs_isolated() {
         return;
     }
     let (now, last) = (sys::coarse_milliseconds(), LAST.load(Relaxed));
@@ -497,7 +499,13 @@ pub fn tick_in_passing() {
 /// Returns whether a call of [`tick_in_passing`] is wanted soon, because another process has a
 /// request. At most four loads, and one in a process with a shepherd thread.
 pub(crate) fn is_called() -> bool {
-    !has_thread() && bell::has_rung()
+    !has_thread() && bell::has_rung() && !runs_isolated()
+}
+
+/// Returns whether the calling thread has isolated its CPU, so that it does no work for other
+/// threads. One load if no CPU is isolated.
+fn runs_isolated() -> bool {
+    spared::any() && spared::has_unit(pinfold_rseq::current())
 }
 
 /// Returns whether a shepherd thread runs, so that the program's own calls need not tick. One load.
@@ -505,13 +513,47 @@ pub(crate) fn has_thread() -> bool {
     THREADS.load(Relaxed) != 0
 }
 
-/// Notes that a thread ticks from now on.
-fn thread_begins() {
+/// Makes forks reset what belongs to threads that the child does not have.
+pub(crate) fn register_fork() {
     static HOOKS: [Hooks; 1] = [Hooks::in_child(Rank::Shepherd, || {
         THREADS.store(0, Relaxed);
         automatic::forget();
+        spared::forget();
     })];
     fork::register(&HOOKS);
+}
+
+/// The number of threads that have followed the last change of the isolated CPUs.
+static MOVED: AtomicU32 = AtomicU32::new(0);
+
+/// Notes that the calling thread has left CPUs that a thread has isolated, as far as it may.
+fn has_moved() {
+    // Release pairs with the acquire in `await_moves`.
+    MOVED.fetch_add(1, Release);
+}
+
+/// Wakes the shepherds' threads, and waits until they have left the CPUs that a thread has
+/// isolated, for at most 0.1 s.
+pub(crate) fn await_moves() {
+    MOVED.store(0, Relaxed);
+    wake();
+    for _ in 0..100 {
+        // Acquire pairs with the release in `has_moved`.
+        if MOVED.load(Acquire) >= THREADS.load(Relaxed) {
+            return;
+        }
+        sys::sleep_microseconds(1000);
+    }
+}
+
+/// Wakes the shepherds' threads, so that they tick.
+pub(crate) fn wake() {
+    bell::ring();
+}
+
+/// Notes that a thread ticks from now on.
+fn thread_begins() {
+    register_fork();
     THREADS.fetch_add(1, Relaxed);
 }
 

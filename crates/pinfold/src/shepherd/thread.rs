@@ -5,11 +5,11 @@ use super::housekeeping::Housekeeping;
 use super::pressure::{self, Pressure};
 use super::spawn::{Body, spawn};
 use super::{
-    FOLDS, Reach, Shepherd, ShepherdError, bell, check, drain, interval, thread_begins,
+    FOLDS, Reach, Shepherd, ShepherdError, bell, check, drain, has_moved, interval, thread_begins,
     thread_ended,
 };
-use crate::sys;
 use crate::topology::{Topology, affinity};
+use crate::{spared, sys};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -228,13 +228,22 @@ fn run(shared: *mut libc::c_void) {
     };
     let mut pace = Pace::new();
     let mut followed = 0;
+    let mut changes = spared::changes();
     let mut pressure = Pressure::watch();
     // Acquire pairs with the release in `bell::stop`: the thread sees `STOP` and ends.
     while state.load(Acquire) == RUN {
         let now = sys::coarse_milliseconds();
-        if followed == 0 || now.wrapping_sub(followed) >= FOLLOW_EVERY_MS {
+        let moves = spared::changes() != changes;
+        if moves {
+            changes = spared::changes();
+            housekeeping.look_again();
+        }
+        if moves || followed == 0 || now.wrapping_sub(followed) >= FOLLOW_EVERY_MS {
             housekeeping.follow(now);
             followed = now.max(1);
+        }
+        if moves {
+            has_moved();
         }
         let rings = bell::rings();
         let folded = shepherd.tick();

@@ -24,7 +24,7 @@
 //! | `Units::add_within` | `rseq/src/arch/x86_64.rs` `add_within` | `84cbdc41d455571c` |
 //! | `Units::add_within` | `rseq/src/arch/aarch64.rs` `add_within` | `e35a76c5332adf83` |
 //! | `Units::quiesce` | `rseq/src/units.rs` `Units::quiesce` | `4d242a11bc5a7504` |
-//! | `Units::quiesce` | `rseq/src/fence.rs` `membarrier` | `162769474c156a56` |
+//! | `Units::quiesce` | `rseq/src/fence.rs` `membarrier` | `0db18c39a35d1294` |
 
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicU64, AtomicUsize};
