@@ -129,6 +129,20 @@ pub struct Report {
     pub flushes: u64,
 }
 
+impl Report {
+    /// Returns a report with `counts`, by [`Kind`].
+    fn new(cpu: usize, counts: [u64; KINDS]) -> Report {
+        Report {
+            cpu,
+            fences: counts[Kind::Fence as usize],
+            given_back: counts[Kind::GiveBack as usize],
+            folds: counts[Kind::Fold as usize],
+            drains: counts[Kind::Drain as usize],
+            ..Report::default()
+        }
+    }
+}
+
 /// Isolates the CPU until it is dropped. See [`enter`].
 #[must_use = "the CPU is isolated only until this value is dropped"]
 pub struct Isolation {
@@ -187,6 +201,19 @@ pub fn enter() -> Result<Isolation, IsolateError> {
     })
 }
 
+/// Calls `each` with a report on each CPU that a thread of this process has isolated. The report
+/// has only what this library did: the kernel's counts are 0, because they belong to the other
+/// thread. Costs some loads.
+///
+/// ```
+/// use pinfold::isolate;
+///
+/// isolate::for_each(|report| println!("CPU {}: {} fences", report.cpu, report.fences));
+/// ```
+pub fn for_each(mut each: impl FnMut(Report)) {
+    spared::for_each(|cpu, counts| each(Report::new(cpu, counts)));
+}
+
 /// Returns the one CPU that the calling thread may use, or `None` if it may use several.
 fn pinned_to() -> Option<usize> {
     let cpus = sys::keep_errno(affinity)?;
@@ -206,21 +233,16 @@ impl Isolation {
                 ..Report::default()
             };
         }
-        let counts: [u64; KINDS] = spared::counts(self.place);
         let (now, before) = (System::now(self.cpu), &self.before);
         let since = |of: fn(&System) -> u64| of(&now).saturating_sub(of(before));
         Report {
-            cpu: self.cpu,
-            fences: counts[Kind::Fence as usize],
-            given_back: counts[Kind::GiveBack as usize],
-            folds: counts[Kind::Fold as usize],
-            drains: counts[Kind::Drain as usize],
             switches: since(|system| system.switches),
             faults: since(|system| system.faults),
             interrupts: since(|system| system.interrupts.all),
             timer: since(|system| system.interrupts.timer),
             calls: since(|system| system.interrupts.calls),
             flushes: since(|system| system.interrupts.flushes),
+            ..Report::new(self.cpu, spared::counts(self.place))
         }
     }
 

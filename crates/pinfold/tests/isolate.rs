@@ -112,6 +112,9 @@ fn counts_of_an_isolated_cpu_are_left_alone() {
     }
     assert_eq!(worker.report().folds, 0);
     counter.fold();
+    let mut reports = Vec::new();
+    isolate::for_each(|report| reports.push((report.cpu, report.folds)));
+    assert_eq!(reports, [(*cpus().last().unwrap(), 1)]);
     assert_eq!(counter.read(), 8);
     worker.run(|_| counter.add(1));
     assert_eq!(worker.leave().folds, 1);

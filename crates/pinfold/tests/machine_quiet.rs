@@ -7,8 +7,10 @@ use common::from_environment;
 use common::machine::{housekeeping, listed, move_to, quiet_cpus, wait_until};
 use common::trace::{Event, Trace, now};
 use pinfold::counter::PerCpuCounter;
+use pinfold::isolate::{self, Report};
+use pinfold::memory;
 use pinfold::shepherd::{self, Shepherd};
-use pinfold::slab::KmemCache;
+use pinfold::slab::{KmemCache, grace};
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,12 +35,16 @@ fn cache() -> KmemCache {
     KmemCache::new("quiet", Layout::from_size_align(SIZE, 8).unwrap()).unwrap()
 }
 
-/// Counts, allocates and frees on `cpu`, until `STOP`. The kernel ends the thread at any system
+/// Counts, allocates and frees on `cpu`, until `STOP`. If it should, isolates the CPU first, until
+/// the process ends. The kernel ends the thread at any system
 /// call: it is in the strict mode of seccomp, which allows only `read`, `write` and `exit`.
-fn looping(cpu: usize, cache: &KmemCache) {
+fn looping(cpu: usize, cache: &KmemCache, isolates: bool) {
     move_to(0, &[cpu]);
     for place in &OBJECTS {
         place.store(cache.alloc().unwrap().as_ptr() as usize, Release);
+    }
+    if isolates {
+        std::mem::forget(isolate::enter().unwrap());
     }
     pass(cache);
     // SAFETY: the calls take numbers only.
@@ -359,7 +365,7 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
     };
     move_to(0, &housekeeping());
     let cache: &'static KmemCache = Box::leak(Box::new(cache()));
-    std::thread::spawn(move || looping(cpu, cache));
+    std::thread::spawn(move || looping(cpu, cache, false));
     wait_until("the loop's begin", || THREAD.load(Acquire) != 0);
 
     let (alone, _) = while_looping("alone", cpu, || ());
@@ -411,6 +417,70 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
         "{alone:?} {beside:?}"
     );
     STOP.store(true, Relaxed);
+}
+
+/// The loop isolates its CPU on demand. Then memory does not go back either.
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn nothing_of_pinfold_reaches_a_cpu_that_is_isolated_on_demand() {
+    let without_tick = listed("nohz_full");
+    let both = |cpu: &usize| without_tick.contains(cpu);
+    let Some(cpu) = listed("isolated").into_iter().find(both) else {
+        return;
+    };
+    move_to(0, &housekeeping());
+    let cache: &'static KmemCache = Box::leak(Box::new(cache()));
+    memory::set_dirty_time(Duration::ZERO);
+    let running = Shepherd::new().interval(Duration::from_millis(5)).start();
+    let running = running.unwrap();
+    shepherd::watch(&COUNTED).unwrap();
+    STOP.store(false, Relaxed);
+    THREAD.store(0, Relaxed);
+    std::thread::spawn(move || looping(cpu, cache, true));
+    wait_until("the loop's begin", || THREAD.load(Acquire) != 0);
+
+    let (alone, _) = while_looping("isolated, alone", cpu, || ());
+    let large = Layout::from_size_align(1 << 16, 8).unwrap();
+    let large = KmemCache::new("large", large).unwrap();
+    let mut left = OBJECTS.iter();
+    let (beside, traced) = while_looping("isolated, beside work", cpu, || {
+        running.tick();
+        assert!(COUNTED.sum() >= COUNTED.read() - COUNTED.error_bound() as i64);
+        assert!(cache.statistics().slabs > 0);
+        grace::synchronize().unwrap();
+        let objects: Vec<_> = (0..64).map(|_| large.alloc().unwrap()).collect();
+        for object in objects {
+            // SAFETY: the object came from this cache just now, and has this size.
+            unsafe {
+                object.as_ptr().write_bytes(1, 1 << 16);
+                large.free(object);
+            }
+        }
+        for place in left.by_ref().take(50) {
+            let object = NonNull::new(place.swap(0, AcqRel) as *mut u8).unwrap();
+            // SAFETY: the loop's thread allocated the object and gave it up. The swap gives it to
+            // this thread only.
+            unsafe { cache.free(object) };
+        }
+    });
+    let mut report = Report::default();
+    isolate::for_each(|of| report = of);
+    println!("alone {alone:?}\nbeside {beside:?}\n{report:?}");
+    running.stop();
+    STOP.store(true, Relaxed);
+    assert_eq!(report.cpu, cpu);
+    let all = [
+        report.fences,
+        report.given_back,
+        report.folds,
+        report.drains,
+    ];
+    assert_eq!(all, [0; 4], "{report:?}");
+    assert_eq!(beside.faults, 0);
+    if let Some(traced) = traced {
+        let pinfolds = (traced.own, traced.switches, traced.fences);
+        assert_eq!(pinfolds, (0, 0, 0), "{traced:?}");
+    }
 }
 
 #[test]
