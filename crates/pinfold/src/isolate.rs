@@ -158,8 +158,7 @@ pub struct Isolation {
 /// Isolates the CPU to which the calling thread is pinned, until the result is dropped.
 ///
 /// The thread should not move to another CPU meanwhile. Takes up to 0.1 s if there is a shepherd,
-/// and reads `/proc/interrupts`. Not for signal handlers, nor for a thread that is a reader of a
-/// grace period.
+/// and reads `/proc/interrupts`. Not for signal handlers.
 ///
 /// # Errors
 ///
