@@ -207,14 +207,17 @@ pub(crate) fn map_aligned(size: usize, align: usize) -> Option<NonNull<u8>> {
     let at = map_memory(whole)?;
     let skip = at.as_ptr().align_offset(align);
     let (front, back) = (skip, whole - skip - size);
-    // SAFETY: the front, the block and the back make up the new mapping. The front and the back are
-    // whole pages, and no other code knows of them.
-    unsafe {
-        let start = at.as_ptr().add(front);
-        unmap(at.as_ptr(), front);
-        unmap(start.add(size), back);
-        NonNull::new(start)
+    let start = at.as_ptr().wrapping_add(front);
+    for (part, size) in [(at.as_ptr(), front), (start.wrapping_add(size), back)] {
+        if size > 0 {
+            // No page there was touched, so the kernel flushes no translations, and this is not
+            // noted as memory that goes back.
+            // SAFETY: the front, the block and the back make up the new mapping. The front and the
+            // back are whole pages, and no other code knows of them.
+            let _ = unsafe { kernel::unmap(part as usize, size) };
+        }
     }
+    NonNull::new(start)
 }
 
 /// Maps the part of the file `fd` that begins at `offset` over pages. Every process that maps the
