@@ -40,7 +40,7 @@ pub static FLOORS: [Floors; 4] = [
         groups: &[
             &["export", "internal", "memory"],
             &["heap"],
-            &["arc", "pages", "show"],
+            &["arc", "pages", "show", "isolate"],
             &["guarded"],
             &["slab"],
             &["arena"],
@@ -54,7 +54,7 @@ pub static FLOORS: [Floors; 4] = [
             &["topology"],
             &["fork"],
             &["lock"],
-            &["last_words", "sanitizer", "sys"],
+            &["last_words", "sanitizer", "spared", "sys"],
         ],
     },
     Floors {

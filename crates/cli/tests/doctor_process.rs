@@ -25,6 +25,7 @@ fn role() {
     match role.as_str() {
         "sleeps" => {}
         "crosses" => cross(),
+        "isolates" => isolate(),
         _ => panic!("there is no role {role}"),
     }
     // The test's harness has a second thread.
@@ -50,6 +51,35 @@ fn cross() {
     }
     drop(give);
     freeing.join().unwrap();
+}
+
+/// Isolates CPU 0 by the preloaded library, and has the program's other thread give memory back.
+fn isolate() {
+    let named = |name: &std::ffi::CStr| {
+        // SAFETY: the name is a string.
+        let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
+        assert!(!function.is_null(), "{name:?}");
+        function
+    };
+    let (enter, trim) = (named(c"pinfold_isolate_enter"), named(c"malloc_trim"));
+    // SAFETY: these are the types of the functions in pinfold.h and malloc.h.
+    let (enter, trim) = unsafe {
+        (
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> *mut libc::c_void>(enter),
+            std::mem::transmute::<*mut libc::c_void, extern "C" fn(usize) -> i32>(trim),
+        )
+    };
+    let (entered, wait) = sync_channel(0);
+    thread::spawn(move || {
+        pin(0);
+        assert!(!enter().is_null());
+        entered.send(()).unwrap();
+        sleep(LIFE);
+    });
+    wait.recv().unwrap();
+    pin(1);
+    drop(black_box(vec![1u8; 1 << 22]));
+    trim(0);
 }
 
 fn doctor(words: &[&str]) -> (String, String, Option<i32>) {
@@ -113,14 +143,34 @@ fn a_missing_shepherd_is_a_problem_for_a_program_with_threads() {
 }
 
 #[test]
-fn many_frees_on_another_node_are_a_problem() {
+fn isolated_cpus_are_named_with_what_disturbed_them() {
+    let program = start("sleeps", &[]);
+    let (problem, found, _) = verdict(&program, "isolated CPUs");
+    assert!(!problem && found.contains("no thread"), "{found}");
+    if !has_both_cpus() {
+        return;
+    }
+    let program = start("isolates", &[]);
+    eventually("no disturbance is shown", || {
+        let (problem, found, advice) = verdict(&program, "isolated CPUs");
+        let named = found.starts_with("CPU 0 was disturbed by") && found.contains("memory back");
+        problem && named && advice.contains("isolation.md")
+    });
+}
+
+/// Returns whether this process may use CPUs 0 and 1.
+fn has_both_cpus() -> bool {
     // SAFETY: the set is a value of this function.
-    let has_both = unsafe {
+    unsafe {
         let mut set: libc::cpu_set_t = std::mem::zeroed();
         libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut set);
         libc::CPU_ISSET(0, &set) && libc::CPU_ISSET(1, &set)
-    };
-    if !has_both {
+    }
+}
+
+#[test]
+fn many_frees_on_another_node_are_a_problem() {
+    if !has_both_cpus() {
         return;
     }
     let nodes = [("PINFOLD_FAKE_NODES", "2")];

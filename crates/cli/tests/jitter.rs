@@ -19,6 +19,15 @@ fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
+const SUBJECTS: [&str; 6] = [
+    "none",
+    "local-worker",
+    "pinfold",
+    "idle-local-worker",
+    "idle-on-demand",
+    "fifo",
+];
+
 #[test]
 fn a_local_worker_causes_context_switches_and_pinfold_folds() {
     let output = jitter("--seconds 1 --interval 20 --json");
@@ -41,14 +50,18 @@ fn a_local_worker_causes_context_switches_and_pinfold_folds() {
     match error.contains("fifo is left out") {
         true => {
             assert!(error.contains("ulimit -r 1"), "{error}");
-            assert_eq!(names, ["none", "local-worker", "pinfold"]);
+            assert_eq!(names, SUBJECTS[..5]);
         }
-        false => assert_eq!(names, ["none", "local-worker", "pinfold", "fifo"]),
+        false => assert_eq!(names, SUBJECTS),
     }
     let number = |row: usize, field: &str| rows[row][field].as_u64().unwrap();
     assert_eq!(number(0, "folds"), 0);
     for row in 1..3 {
         assert!(number(row, "folds") >= 5, "{figures}");
+    }
+    // A loop that does not count leaves nothing to fold.
+    for row in 3..5 {
+        assert_eq!(number(row, "folds"), 0, "{figures}");
     }
     // A worker that folds on the loop's CPU takes the CPU from the loop each time. Two folds may
     // happen during one switch.

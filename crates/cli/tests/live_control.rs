@@ -169,6 +169,17 @@ fn trim_gives_memory_back_and_says_how_much() {
     assert!(out.contains(&pid) && out.contains("KiB back"), "{out}");
 }
 
+/// A shepherd that would sleep for a day answers at once: the program's own threads all sleep.
+#[test]
+fn a_process_with_a_long_interval_can_be_asked() {
+    let program = start("frees on demand");
+    let pid = program.pid();
+    for interval in ["86400000", "20", "86400000", "own"] {
+        ask(&["set", &pid, &format!("shepherd-interval={interval}")]);
+    }
+    assert_eq!(value(&pid, "shepherd-interval"), "own");
+}
+
 #[test]
 fn settings_change_in_a_running_process() {
     let program = start("works");
@@ -181,6 +192,8 @@ fn settings_change_in_a_running_process() {
         ("thp=always", "always"),
         ("sheaf-budget=8M", "8M"),
         ("dirty-limit=2M", "2M"),
+        ("shepherd-interval=250", "250 ms"),
+        ("shepherd-interval=own", "own"),
     ] {
         let answer = ask(&["set", &pid, change]);
         assert_eq!(answer["set"]["settings"][0]["value"], shown, "{answer}");
@@ -227,6 +240,7 @@ fn bad_words_are_refused_before_the_process_is_asked() {
         (&["set", "4194305", "decay"], "NAME=VALUE"),
         (&["set", "4194305", "decay=1"], "no such process"),
         (&["set", "4194305", "dirty-limit=50%"], "bytes"),
+        (&["set", "4194305", "shepherd-interval=0"], "milliseconds"),
         (&["trim", "4194305"], "no such process"),
         (&["trim", "0"], "process id"),
         (&["trim", "1", "--timeout", "61"], "seconds"),

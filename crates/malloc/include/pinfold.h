@@ -1135,20 +1135,42 @@ uint64_t pinfold_histogram_quantile(const struct pinfold_histogram *histogram, d
 struct pinfold_shepherd;
 
 /*
- * Neither reads nor writes the counts of CPUs that are isolated or without a periodic tick. On a
- * machine with such CPUs, Pinfold keeps counts by CPU number, unless PINFOLD_RSEQ=cid asks for
- * concurrency ids: then this has no effect.
+ * Folds the counts of CPUs that are isolated or without a periodic tick too. Without this flag, a
+ * shepherd neither reads nor writes the counts of these CPUs. On a machine with such CPUs, Pinfold
+ * keeps counts by CPU number, unless PINFOLD_RSEQ=cid asks for concurrency ids: then all counts are
+ * folded. A fold interrupts no CPU, but costs the CPU a cache miss at its next add.
  */
-#define PINFOLD_SHEPHERD_SPARE_ISOLATED 1u
+#define PINFOLD_SHEPHERD_FOLD_ISOLATED 2u
 
 /*
  * Creates a shepherd whose thread ticks every `interval_ms` milliseconds, at most 86400000; 0 means
  * 1000. When nothing moves, the thread ticks less often. `flags` is 0 or
- * PINFOLD_SHEPHERD_SPARE_ISOLATED.
+ * PINFOLD_SHEPHERD_FOLD_ISOLATED.
  *
  * Returns the shepherd, or NULL with EINVAL (an argument) or ENOMEM. Starts no thread.
  */
 struct pinfold_shepherd *pinfold_shepherd_create(uint64_t interval_ms, unsigned flags);
+
+/*
+ * Sets the interval of `shepherd` to `interval_ms` milliseconds, at most 86400000; 0 means 1000. If
+ * its thread runs and sleeps, the thread wakes up, ticks, and follows the new interval. While
+ * `pinfold set PID shepherd-interval` gives all shepherds of the process one interval, the thread
+ * goes by that one. No other thread may use the shepherd meanwhile.
+ *
+ * Returns 0, or -1 with EINVAL.
+ */
+int pinfold_shepherd_set_interval(struct pinfold_shepherd *shepherd, uint64_t interval_ms);
+
+/*
+ * Has the thread of `shepherd` run on the CPUs in `cpus` only, from its next start on. `cpus` is a
+ * list in the kernel's format, as "0-3,8". NULL means all CPUs that the starting thread may use,
+ * which is the default. Of these, the thread uses those that are online and in the process's
+ * cgroup, and avoids isolated CPUs if there are others. No other thread may use the shepherd
+ * meanwhile.
+ *
+ * Returns 0, or -1 with EINVAL (no such list, or an empty one).
+ */
+int pinfold_shepherd_set_cpus(struct pinfold_shepherd *shepherd, const char *cpus);
 
 /* Stops the thread of `shepherd` if it runs, waits for its end, and ends the shepherd. */
 void pinfold_shepherd_destroy(struct pinfold_shepherd *shepherd);
@@ -1178,12 +1200,61 @@ size_t pinfold_shepherd_tick(const struct pinfold_shepherd *shepherd);
  * signals that other threads and processes send. In the child of a fork, the thread does not run.
  * One thread at a time may start, stop or destroy a shepherd.
  *
- * Returns 0, or -1 with ENOMEM, or with the errno that kept the thread from starting.
+ * Returns 0, or -1 with ENOMEM, with EINVAL if none of the shepherd's CPUs can be used, or with the
+ * errno that kept the thread from starting.
  */
 int pinfold_shepherd_start(struct pinfold_shepherd *shepherd);
 
 /* Stops the thread of `shepherd` if it runs, and waits for its end. */
 void pinfold_shepherd_stop(struct pinfold_shepherd *shepherd);
+
+/*
+ * Isolation on demand: a thread that is pinned to one CPU asks the library to leave this CPU alone.
+ * Until the thread leaves, other threads neither fold the CPU's counters, nor take objects from it,
+ * nor fence it, nor give memory back to the system, if that can wait. docs/isolation.md has what
+ * cannot.
+ *
+ * Do not call these functions in signal handlers. The thread that entered calls the others.
+ */
+struct pinfold_isolation;
+
+/*
+ * What disturbed an isolated CPU. The first four count what this library did in other threads: each
+ * may have disturbed the CPU. The others come from the kernel, and count everything.
+ */
+struct pinfold_isolation_report {
+	size_t cpu;
+	uint64_t fences;     /* membarrier: an interrupt each */
+	uint64_t given_back; /* calls by which memory went back: perhaps a TLB shootdown each */
+	uint64_t folds;      /* counters that the program folded: a cache miss each */
+	uint64_t drains;     /* how often the CPU's free objects were taken away */
+	uint64_t switches;   /* context switches of the thread */
+	uint64_t faults;     /* page faults of the thread */
+	uint64_t interrupts; /* of the CPU; 0 if /proc/interrupts cannot be read, as the next three */
+	uint64_t timer;      /* of these, the local timer's (x86 only) */
+	uint64_t calls;      /* of these, function calls from other CPUs (x86 only) */
+	uint64_t flushes;    /* of these, TLB shootdowns (x86 only) */
+};
+
+/*
+ * Isolates the CPU to which the calling thread is pinned: folds the CPU's watched counters, moves
+ * its free objects to where other CPUs find them, and waits for the shepherds to leave the CPU, at
+ * most 0.1 s. In the child of a fork, no CPU is isolated.
+ *
+ * Returns the isolation, or NULL with EINVAL (the thread may run on several CPUs), EBUSY (the CPU
+ * is isolated already), ENOSPC (64 CPUs are isolated) or ENOMEM.
+ */
+struct pinfold_isolation *pinfold_isolate_enter(void);
+
+/* Returns what disturbed the CPU so far. Reads /proc/interrupts. */
+struct pinfold_isolation_report
+pinfold_isolate_report(const struct pinfold_isolation *isolation);
+
+/*
+ * Ends the isolation, and returns what disturbed the CPU. Does nothing if `isolation` is NULL, and
+ * returns zeroes.
+ */
+struct pinfold_isolation_report pinfold_isolate_leave(struct pinfold_isolation *isolation);
 
 #ifdef __cplusplus
 }

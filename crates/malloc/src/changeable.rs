@@ -9,6 +9,7 @@ use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::time::Duration;
 use pinfold::internal::arena::{self, HugePages, Limit};
 use pinfold::internal::segment::{self, Answer};
+use pinfold::shepherd;
 use pinfold::slab;
 
 /// A setting that may change while the process runs.
@@ -47,6 +48,8 @@ enum Unit {
     /// Bytes, or [`NONE`].
     BytesOrNone,
     Milliseconds,
+    /// Milliseconds, at least 1, or [`NONE`].
+    Interval,
 }
 
 /// No limit.
@@ -59,7 +62,7 @@ const MOST_BYTES: u64 = 1 << 52;
 const MOST_MILLISECONDS: u64 = 86_400_000;
 
 /// Lists the settings. The position of a setting is its number in a request.
-pub static SETTINGS: [Changeable; 5] = [
+pub static SETTINGS: [Changeable; 6] = [
     Changeable {
         name: "memory-limit",
         variable: Some(crate::settings::MEMORY_LIMIT),
@@ -113,6 +116,22 @@ pub static SETTINGS: [Changeable; 5] = [
         set: |value| arena::set_dirty_time(Duration::from_millis(value)),
         get: || arena::dirty_time().as_millis() as u64,
     },
+    Changeable {
+        name: "shepherd-interval",
+        variable: None,
+        values: "milliseconds from 1 to 86400000, or own",
+        help: "how often all shepherds tick; own means that each has its own interval",
+        unit: Unit::Interval,
+        set: |value| {
+            let interval = (value != NONE).then(|| Duration::from_millis(value));
+            // `is_valid` has refused what `set_interval` refuses.
+            let _ = shepherd::set_interval(interval);
+        },
+        get: || match shepherd::interval() {
+            None => NONE,
+            Some(interval) => (interval.as_millis() as u64).max(1),
+        },
+    },
 ];
 
 /// Shows the present values of the settings in the segment. A few loads and stores.
@@ -151,7 +170,7 @@ impl Changeable {
     /// Returns the number for a value in words, or `None` for an invalid value.
     pub fn parse(&self, value: &[u8]) -> Option<u64> {
         let number = match (self.unit, value) {
-            (Unit::Limit | Unit::BytesOrNone, b"none") => NONE,
+            (Unit::Limit | Unit::BytesOrNone, b"none") | (Unit::Interval, b"own") => NONE,
             (
                 Unit::BytesOrNone | Unit::Bytes,
                 [b'0'] | [b'0', b'k' | b'K' | b'm' | b'M' | b'g' | b'G' | b't' | b'T'],
@@ -161,7 +180,7 @@ impl Changeable {
                 Limit::Percent(percent) => PERCENT + percent as u64,
             },
             (Unit::HugePages, _) => parsed::<HugePages>(value)? as u64,
-            (Unit::Milliseconds, _) => parsed(value)?,
+            (Unit::Milliseconds | Unit::Interval, _) => parsed(value)?,
         };
         self.is_valid(number).then_some(number)
     }
@@ -180,6 +199,7 @@ impl Changeable {
             Unit::Bytes => value <= MOST_BYTES,
             Unit::BytesOrNone => value <= MOST_BYTES || value == NONE,
             Unit::Milliseconds => value <= MOST_MILLISECONDS,
+            Unit::Interval => (1..=MOST_MILLISECONDS).contains(&value) || value == NONE,
         }
     }
 
@@ -224,7 +244,8 @@ impl Display for Shown {
                 Limit::Bytes(usize::try_from(value).unwrap_or(usize::MAX)).fmt(f)
             }
             Unit::HugePages => huge_pages_of(value).unwrap_or(HugePages::Auto).fmt(f),
-            Unit::Milliseconds => write!(f, "{value} ms"),
+            Unit::Interval if value == NONE => f.write_str("own"),
+            Unit::Milliseconds | Unit::Interval => write!(f, "{value} ms"),
         }
     }
 }
@@ -250,6 +271,8 @@ mod tests {
             ("dirty-limit", "none", "none"),
             ("decay", "0", "0 ms"),
             ("decay", "86400000", "86400000 ms"),
+            ("shepherd-interval", "250", "250 ms"),
+            ("shepherd-interval", "own", "own"),
         ] {
             let (_, setting) = find(name).unwrap();
             let number = setting.parse(value.as_bytes());
@@ -268,6 +291,9 @@ mod tests {
             ("decay", "86400001"),
             ("decay", "-1"),
             ("decay", ""),
+            ("shepherd-interval", "0"),
+            ("shepherd-interval", "86400001"),
+            ("shepherd-interval", "none"),
         ] {
             let (_, setting) = find(name).unwrap();
             assert_eq!(setting.parse(value.as_bytes()), None, "{name}={value}");

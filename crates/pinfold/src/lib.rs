@@ -63,6 +63,7 @@ mod guarded;
 mod heap;
 #[doc(hidden)]
 pub mod internal;
+pub mod isolate;
 mod last_words;
 mod lock;
 pub mod mempolicy;
@@ -75,6 +76,7 @@ mod segment;
 pub mod shepherd;
 mod show;
 pub mod slab;
+mod spared;
 mod sys;
 pub mod topology;
 pub mod vmstat;

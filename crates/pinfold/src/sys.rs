@@ -26,6 +26,7 @@ pub use loader::loader_is_idle;
 pub use text::Text;
 pub(crate) use text::whole_characters;
 
+use crate::spared::{self, Kind};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::AtomicUsize;
 use core::sync::atomic::Ordering::Relaxed;
@@ -206,14 +207,17 @@ pub(crate) fn map_aligned(size: usize, align: usize) -> Option<NonNull<u8>> {
     let at = map_memory(whole)?;
     let skip = at.as_ptr().align_offset(align);
     let (front, back) = (skip, whole - skip - size);
-    // SAFETY: the front, the block and the back make up the new mapping. The front and the back are
-    // whole pages, and no other code knows of them.
-    unsafe {
-        let start = at.as_ptr().add(front);
-        unmap(at.as_ptr(), front);
-        unmap(start.add(size), back);
-        NonNull::new(start)
+    let start = at.as_ptr().wrapping_add(front);
+    for (part, size) in [(at.as_ptr(), front), (start.wrapping_add(size), back)] {
+        if size > 0 {
+            // No page there was touched, so the kernel flushes no translations, and this is not
+            // noted as memory that goes back.
+            // SAFETY: the front, the block and the back make up the new mapping. The front and the
+            // back are whole pages, and no other code knows of them.
+            let _ = unsafe { kernel::unmap(part as usize, size) };
+        }
     }
+    NonNull::new(start)
 }
 
 /// Maps the part of the file `fd` that begins at `offset` over pages. Every process that maps the
@@ -256,6 +260,7 @@ pub(crate) unsafe fn unmap(at: *mut u8, size: usize) {
 ///
 /// `[at, at + size)` are whole pages of a mapping that is not used any more. `size` is not 0.
 pub(crate) unsafe fn try_unmap(at: *mut u8, size: usize) -> bool {
+    spared::note(Kind::GiveBack);
     // SAFETY: the caller promises unused whole pages.
     unsafe { kernel::unmap(at as usize, size) }.is_ok()
 }
@@ -270,6 +275,7 @@ pub(crate) unsafe fn try_unmap(at: *mut u8, size: usize) -> bool {
 /// `[from, from + size)` and `[to, to + size)` are whole pages of mappings of this library. They do
 /// not overlap, and the content at `to` is not needed.
 pub(crate) unsafe fn move_pages(from: *mut u8, to: *mut u8, size: usize) -> bool {
+    spared::note(Kind::GiveBack);
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
     let arguments = [from as usize, size, size, flags as usize, to as usize];
     // SAFETY: the caller promises two ranges of this library that do not overlap, and that the
@@ -295,6 +301,7 @@ pub(crate) unsafe fn commit(at: *mut u8, size: usize) -> bool {
 ///
 /// `[at, at + size)` are whole pages of a mapping of this library that no code uses.
 pub(crate) unsafe fn close(at: *mut u8, size: usize) -> bool {
+    spared::note(Kind::GiveBack);
     // SAFETY: the caller promises that no code uses the pages.
     unsafe { protect(at, size, libc::PROT_NONE) }
 }
@@ -355,6 +362,7 @@ pub(crate) unsafe fn purge(at: *mut u8, size: usize) -> bool {
     /// From `include/uapi/asm-generic/mman-common.h`. Does what `MADV_DONTNEED` does, and does it
     /// to locked pages too.
     const MADV_DONTNEED_LOCKED: libc::c_int = 24;
+    spared::note(Kind::GiveBack);
     [libc::MADV_DONTNEED, MADV_DONTNEED_LOCKED]
         .into_iter()
         // SAFETY: the caller promises that the content of the pages is not needed.
@@ -390,6 +398,7 @@ pub(crate) unsafe fn refuse_huge(at: *mut u8, size: usize) {
 ///
 /// `[at, at + old)` is a whole mapping that the caller owns.
 pub(crate) unsafe fn remap(at: *mut u8, old: usize, new: usize) -> Option<NonNull<u8>> {
+    spared::note(Kind::GiveBack);
     let arguments = [at as usize, old, new, libc::MREMAP_MAYMOVE as usize];
     // SAFETY: the caller owns the whole mapping, so no other code uses the old addresses.
     let moved = unsafe { syscall(libc::SYS_mremap, arguments) };

@@ -410,7 +410,7 @@ fn folding_an_isolated_cpu_does_not_disturb_it() {
     };
     let (alone, moves) = spin();
     assert_eq!(moves, 0);
-    let running = quick().start().unwrap();
+    let running = quick().fold_isolated().start().unwrap();
     shepherd::watch(&counter).unwrap();
     let (folded, moves) = spin();
     running.stop();

@@ -1,5 +1,5 @@
 //! A CPU that is isolated and without a tick stays undisturbed while Pinfold works around it. A
-//! shepherd can leave such CPUs out.
+//! shepherd leaves such CPUs out, unless it is told otherwise.
 
 mod common;
 
@@ -7,8 +7,10 @@ use common::from_environment;
 use common::machine::{housekeeping, listed, move_to, quiet_cpus, wait_until};
 use common::trace::{Event, Trace, now};
 use pinfold::counter::PerCpuCounter;
+use pinfold::isolate::{self, Report};
+use pinfold::memory;
 use pinfold::shepherd::{self, Shepherd};
-use pinfold::slab::KmemCache;
+use pinfold::slab::{KmemCache, grace};
 use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,12 +35,16 @@ fn cache() -> KmemCache {
     KmemCache::new("quiet", Layout::from_size_align(SIZE, 8).unwrap()).unwrap()
 }
 
-/// Counts, allocates and frees on `cpu`, until `STOP`. The kernel ends the thread at any system
+/// Counts, allocates and frees on `cpu`, until `STOP`. If it should, isolates the CPU first, until
+/// the process ends. The kernel ends the thread at any system
 /// call: it is in the strict mode of seccomp, which allows only `read`, `write` and `exit`.
-fn looping(cpu: usize, cache: &KmemCache) {
+fn looping(cpu: usize, cache: &KmemCache, isolates: bool) {
     move_to(0, &[cpu]);
     for place in &OBJECTS {
         place.store(cache.alloc().unwrap().as_ptr() as usize, Release);
+    }
+    if isolates {
+        std::mem::forget(isolate::enter().unwrap());
     }
     pass(cache);
     // SAFETY: the calls take numbers only.
@@ -359,12 +365,13 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
     };
     move_to(0, &housekeeping());
     let cache: &'static KmemCache = Box::leak(Box::new(cache()));
-    std::thread::spawn(move || looping(cpu, cache));
+    std::thread::spawn(move || looping(cpu, cache, false));
     wait_until("the loop's begin", || THREAD.load(Acquire) != 0);
 
     let (alone, _) = while_looping("alone", cpu, || ());
     let running = Shepherd::new()
         .interval(Duration::from_millis(5))
+        .fold_isolated()
         .start()
         .unwrap();
     shepherd::watch(&COUNTED).unwrap();
@@ -412,16 +419,77 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
     STOP.store(true, Relaxed);
 }
 
+/// The loop isolates its CPU on demand. Then memory does not go back either.
 #[test]
 #[ignore = "needs the test machine: cargo xtask vm"]
-fn a_shepherd_can_leave_isolated_cpus_alone() {
+fn nothing_of_pinfold_reaches_a_cpu_that_is_isolated_on_demand() {
+    let without_tick = listed("nohz_full");
+    let both = |cpu: &usize| without_tick.contains(cpu);
+    let Some(cpu) = listed("isolated").into_iter().find(both) else {
+        return;
+    };
+    move_to(0, &housekeeping());
+    let cache: &'static KmemCache = Box::leak(Box::new(cache()));
+    memory::set_dirty_time(Duration::ZERO);
+    let running = Shepherd::new().interval(Duration::from_millis(5)).start();
+    let running = running.unwrap();
+    shepherd::watch(&COUNTED).unwrap();
+    STOP.store(false, Relaxed);
+    THREAD.store(0, Relaxed);
+    std::thread::spawn(move || looping(cpu, cache, true));
+    wait_until("the loop's begin", || THREAD.load(Acquire) != 0);
+
+    let large = Layout::from_size_align(1 << 16, 8).unwrap();
+    let large = KmemCache::new("large", large).unwrap();
+    let mut left = OBJECTS.iter();
+    let (beside, traced) = while_looping("isolated, beside work", cpu, || {
+        running.tick();
+        let read = COUNTED.read();
+        assert!(COUNTED.sum() >= read - COUNTED.error_bound() as i64);
+        assert!(cache.statistics().slabs > 0);
+        grace::synchronize().unwrap();
+        let objects: Vec<_> = (0..64).map(|_| large.alloc().unwrap()).collect();
+        for object in objects {
+            // SAFETY: the object came from this cache just now, and has this size.
+            unsafe {
+                object.as_ptr().write_bytes(1, 1 << 16);
+                large.free(object);
+            }
+        }
+        for place in left.by_ref().take(50) {
+            let object = NonNull::new(place.swap(0, AcqRel) as *mut u8).unwrap();
+            // SAFETY: the loop's thread allocated the object and gave it up. The swap gives it to
+            // this thread only.
+            unsafe { cache.free(object) };
+        }
+    });
+    let mut report = Report::default();
+    isolate::for_each(|of| report = of);
+    println!("{report:?}");
+    running.stop();
+    STOP.store(true, Relaxed);
+    assert_eq!(report.cpu, cpu);
+    let all = [report.fences, report.folds, report.drains];
+    assert_eq!(all, [0; 3], "{report:?}");
+    // A test of any length reports three calls, whose cause is not known.
+    assert!(report.given_back <= 3, "{report:?}");
+    assert_eq!(beside.faults, 0);
+    if let Some(traced) = traced {
+        let pinfolds = (traced.own, traced.switches, traced.fences);
+        assert_eq!(pinfolds, (0, 0, 0), "{traced:?}");
+    }
+}
+
+#[test]
+#[ignore = "needs the test machine: cargo xtask vm"]
+fn a_shepherd_leaves_isolated_cpus_alone_unless_told_otherwise() {
     let counter = PerCpuCounter::new().with_batch(1 << 20);
     let add_on = |cpu, n| {
         move_to(0, &[cpu]);
         counter.add(n);
         move_to(0, &housekeeping());
     };
-    let (all, sparing) = (Shepherd::new(), Shepherd::new().leave_isolated_alone());
+    let (all, sparing) = (Shepherd::new().fold_isolated(), Shepherd::new());
     shepherd::watch(&counter).unwrap();
     let mut truth = 0;
     // CPUs with `isolcpus=`, with `nohz_full=`, and with both.

@@ -15,18 +15,19 @@
 //!
 //! | step | mirrors | fingerprint |
 //! |---|---|---|
-//! | `Model::enter` | `pinfold/src/slab/grace.rs` `enter` | `a29ab942bee2e361` |
-//! | `Model::enter` | `pinfold/src/slab/grace.rs` `enter_slow` | `4b3be979d2298d04` |
+//! | `Model::enter` | `pinfold/src/slab/grace.rs` `enter` | `a4677cc89ed62b43` |
+//! | `Model::enter` | `pinfold/src/slab/grace.rs` `enter_slow` | `2b201e66004df1de` |
 //! | `Model::enter` | `pinfold/src/slab/grace.rs` `add` | `bcb042ead1e6f053` |
 //! | `Model::enter` | `rseq/src/units.rs` `Units::add` | `d5ecce1c62718792` |
 //! | `Model::enter` | `rseq/src/atomic.rs` `add` | `ea16e76c4aff0407` |
 //! | `Model::enter` | `rseq/src/arch/x86_64.rs` `add` | `320402668b18ccec` |
 //! | `Model::enter` | `rseq/src/arch/aarch64.rs` `add` | `91c79afe6fb0138b` |
-//! | `Model::leave` | `pinfold/src/slab/grace.rs` `Guard::drop` | `90c695aac86c93bc` |
+//! | `Model::leave` | `pinfold/src/slab/grace.rs` `Guard::drop` | `e381aba39e259535` |
 //! | `Model::leave` | `pinfold/src/slab/grace.rs` `leave_slow` | `3449410f26e83997` |
 //! | `Model::sum` | `pinfold/src/slab/grace.rs` `sum` | `23786aecb038d37d` |
-//! | `Model::fence` | `pinfold/src/slab/grace.rs` `fence` | `ffe8915d891ab8da` |
-//! | `Model::fence` | `rseq/src/fence.rs` `membarrier` | `162769474c156a56` |
+//! | `Model::fence` | `pinfold/src/slab/grace.rs` `fence` | `7a7510423fd68586` |
+//! | `Model::let_readers_fence` | `pinfold/src/slab/grace.rs` `let_readers_fence` | `06e220d21a32dce9` |
+//! | `Model::fence` | `rseq/src/fence.rs` `membarrier` | `0db18c39a35d1294` |
 //! | `Model::poll` | `pinfold/src/slab/grace.rs` `poll` | `32e34a9139a34327` |
 //! | `Model::step` | `pinfold/src/slab/grace.rs` `step` | `3beac4de48b6f5fc` |
 //! | `Model::synchronize` | `pinfold/src/slab/grace.rs` `synchronize` | `1381c83ff761246b` |
@@ -43,7 +44,7 @@ mod cases;
 mod periods;
 
 use loom::cell::UnsafeCell;
-use loom::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use loom::sync::atomic::{AtomicU64, AtomicUsize, fence};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
@@ -63,6 +64,8 @@ mod primitive {
 }
 
 const READERS: usize = 2;
+/// The number of the fence that changes the process to the heavy way.
+const CHANGE: usize = 1000;
 
 /// A planted fault, which the model must find.
 #[derive(Clone, Copy, PartialEq)]
@@ -76,6 +79,10 @@ enum Fault {
     Reversed,
     /// A spilled reader enters, and a thread draws a ticket, without a fence.
     NoFenceOfItsOwn,
+    /// The change to the heavy way executes no membarrier.
+    NoFenceAtTheChange,
+    /// A reader does not look again whether the process has changed to the heavy way.
+    NoSecondLook,
 }
 
 std::thread_local! {
@@ -89,6 +96,8 @@ enum Readers {
     Light,
     Heavy,
     Spilled,
+    /// Light, until the writer changes the process to the heavy way.
+    Changed,
 }
 
 /// A reader's thread, as the kernel's membarrier sees it.
@@ -117,6 +126,9 @@ struct Model {
     /// The block of counts of each CPU.
     cpus: [[AtomicU64; 4]; READERS],
     threads: [Thread; READERS],
+    /// 1 once readers are heavy, and 1 while the process changes to that.
+    heavy: AtomicUsize,
+    changing: AtomicUsize,
     /// 1 while readers can find the object.
     pointer: AtomicUsize,
     object: UnsafeCell<bool>,
@@ -143,6 +155,8 @@ impl Model {
             spilled: Spilled(Default::default()),
             cpus: Default::default(),
             threads: Default::default(),
+            heavy: AtomicUsize::new(usize::from(matches!(readers, Readers::Heavy))),
+            changing: AtomicUsize::new(0),
             pointer: AtomicUsize::new(1),
             object: UnsafeCell::new(true),
         })
@@ -154,29 +168,39 @@ impl Model {
         let thread = &self.threads[me];
         // A read-modify-write sees the latest value, because an interrupt is not late.
         let asked = thread.asked.fetch_add(0, Relaxed);
-        if self.readers == Readers::Light && asked != thread.passed.load(Relaxed) {
+        if matches!(self.readers, Readers::Light | Readers::Changed)
+            && asked != thread.passed.load(Relaxed)
+        {
             fence(SeqCst);
             thread.passed.store(asked, Release);
         }
     }
 
-    fn enter(&self, cpu: usize, phase: usize) {
-        match self.readers {
-            Readers::Spilled => self.spilled.enter(phase),
-            Readers::Light => {
-                self.cpus[cpu][phase / 8].fetch_add(1, Relaxed);
-            }
-            Readers::Heavy => {
-                self.cpus[cpu][phase / 8].fetch_add(1, Relaxed);
-                fence(SeqCst);
-            }
+    /// Returns whether the reader was heavy.
+    fn enter(&self, me: usize, phase: usize) -> bool {
+        if self.readers == Readers::Spilled {
+            self.spilled.enter(phase);
+            return true;
         }
-    }
-
-    fn leave(&self, cpu: usize, phase: usize) {
-        if self.readers != Readers::Light {
+        let first = self.heavy.load(Acquire) == 1;
+        self.point(me);
+        self.cpus[me][phase / 8].fetch_add(1, Relaxed);
+        self.point(me);
+        if first || self.looks_again() && self.heavy.load(Acquire) == 1 {
             fence(SeqCst);
         }
+        first
+    }
+
+    fn looks_again(&self) -> bool {
+        self.readers == Readers::Changed && self.fault != Fault::NoSecondLook
+    }
+
+    fn leave(&self, me: usize, cpu: usize, phase: usize, heavy: bool) {
+        if heavy || self.looks_again() && self.heavy.load(Acquire) == 1 {
+            fence(SeqCst);
+        }
+        self.point(me);
         if self.readers == Readers::Spilled {
             self.spilled.leave(phase + LEFT);
         } else {
@@ -188,7 +212,7 @@ impl Model {
     fn read(&self, me: usize, leave_on: usize) {
         let phase = self.periods.phase();
         self.point(me);
-        self.enter(me, phase);
+        let heavy = self.enter(me, phase);
         self.point(me);
         if self.pointer.load(Relaxed) == 1 {
             self.point(me);
@@ -197,7 +221,7 @@ impl Model {
                 .with(|object| assert!(unsafe { *object }, "freed"));
         }
         self.point(me);
-        self.leave(leave_on, phase);
+        self.leave(me, leave_on, phase, heavy);
         self.point(me);
         self.threads[me].ended.store(1, Release);
     }
@@ -215,17 +239,35 @@ impl Model {
             return;
         }
         fence(SeqCst);
-        if self.readers == Readers::Light {
-            for thread in &self.threads[..self.count] {
-                thread.asked.store(number, Relaxed);
-            }
-            for thread in &self.threads[..self.count] {
-                while thread.passed.load(Acquire) != number && thread.ended.load(Acquire) == 0 {
-                    thread::yield_now();
-                }
-            }
+        if self.heavy.load(Acquire) == 0 && self.readers != Readers::Spilled
+            || self.changing.load(Acquire) == 1
+        {
+            self.membarrier(number);
         }
         fence(SeqCst);
+    }
+
+    /// Changes the process to the heavy way.
+    fn let_readers_fence(&self) {
+        self.changing.store(1, Relaxed);
+        self.heavy.fetch_or(1, AcqRel);
+        if self.fault != Fault::NoFenceAtTheChange {
+            fence(SeqCst);
+            self.membarrier(CHANGE);
+            fence(SeqCst);
+        }
+        self.changing.store(0, Release);
+    }
+
+    fn membarrier(&self, number: usize) {
+        for thread in &self.threads[..self.count] {
+            thread.asked.store(number, Relaxed);
+        }
+        for thread in &self.threads[..self.count] {
+            while thread.passed.load(Acquire) != number && thread.ended.load(Acquire) == 0 {
+                thread::yield_now();
+            }
+        }
     }
 
     fn poll(&self) {
@@ -298,6 +340,20 @@ fn one_reader(readers: Readers, fault: Fault, waits: usize) {
     });
 }
 
+/// The writer changes the process to the heavy way, and then frees the object by its own fences.
+fn changed(fault: Fault) {
+    explore(3, fault, move || {
+        let model = Model::new(Readers::Changed, fault, 1);
+        let reader = thread::spawn({
+            let model = model.clone();
+            move || model.read(0, 1)
+        });
+        model.let_readers_fence();
+        model.free();
+        reader.join().unwrap();
+    });
+}
+
 fn two_readers(readers: Readers, fault: Fault) {
     explore(3, fault, move || {
         let model = Model::new(readers, fault, 2);
@@ -352,6 +408,11 @@ cases! {
     none_of_two_heavy_readers_sees_a_freed_object: two_readers(Readers::Heavy, Fault::Nothing);
     none_of_two_light_readers_sees_a_freed_object: two_readers(Readers::Light, Fault::Nothing);
     no_reader_sees_an_object_freed_beside_another_grace_period: two_writers(Fault::Nothing);
+    no_reader_sees_a_freed_object_after_the_change_to_the_heavy_way: changed(Fault::Nothing);
+    without_a_fence_at_the_change_a_reader_sees_a_freed_object:
+        changed(Fault::NoFenceAtTheChange), panics "Causality violation";
+    without_a_second_look_a_reader_sees_a_freed_object:
+        changed(Fault::NoSecondLook), panics "Causality violation";
     // This test needs two writers. With a single writer, the fence that it executes when it draws
     // its ticket would be enough, and loom would find no fault.
     without_the_writers_fence_heavy_readers_see_a_freed_object:

@@ -102,6 +102,51 @@ fn a_thread_folds_counters_arrays_and_items() {
     assert_eq!(threads(), []);
 }
 
+/// A shepherd that would sleep for an hour follows a shorter interval at once, whether it is set
+/// for this shepherd or for all of the process.
+#[test]
+fn a_new_interval_ends_a_long_sleep() {
+    let _alone = alone();
+    let counter = PerCpuCounter::new().with_batch(1 << 20);
+    shepherd::watch(&counter).unwrap();
+    let hour = Duration::from_secs(3600);
+    let folds_again = |value| {
+        counter.add(1);
+        wait_until("a fold", || counter.read() == value);
+    };
+    let running = Shepherd::new().interval(hour).start().unwrap();
+    // After its first tick it sleeps for an hour.
+    until_it_sleeps(&counter);
+    let before = counter.read();
+    running.set_interval(Duration::from_millis(5)).unwrap();
+    folds_again(before + 1);
+    // With the interval of all shepherds, its own has no effect.
+    shepherd::set_interval(Some(hour)).unwrap();
+    until_it_sleeps(&counter);
+    let before = counter.sum();
+    shepherd::set_interval(Some(Duration::from_millis(5))).unwrap();
+    folds_again(before + 1);
+    running.set_interval(hour).unwrap();
+    folds_again(before + 2);
+    shepherd::set_interval(None).unwrap();
+    assert_eq!(shepherd::interval(), None);
+    for wrong in [Duration::ZERO, Duration::from_secs(86_401)] {
+        assert_eq!(running.set_interval(wrong), Err(ShepherdError::Interval));
+        let refused = shepherd::set_interval(Some(wrong));
+        assert_eq!(refused, Err(ShepherdError::Interval));
+    }
+}
+
+/// Adds until the shepherd's thread no longer folds, because it sleeps.
+fn until_it_sleeps(counter: &PerCpuCounter) {
+    wait_until("a long sleep", || {
+        counter.add(1);
+        std::thread::sleep(Duration::from_millis(50));
+        counter.read() != counter.sum()
+    });
+    counter.fold();
+}
+
 #[test]
 fn counters_may_be_dropped_and_made_while_the_shepherd_folds() {
     let _alone = alone();

@@ -7,8 +7,9 @@ use crate::abi::{
 };
 use crate::state::{Backend, Index, backend};
 use crate::syscall;
-use core::sync::atomic::AtomicI32;
-use core::sync::atomic::Ordering::Relaxed;
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicI32, AtomicPtr};
 
 /// The error of [`fence()`]: the kernel cannot fence restartable sequences.
 ///
@@ -116,6 +117,29 @@ fn remember(answer: Result<(), FenceError>) {
     }
 }
 
+/// The function that [`watch_fences`] was given, or null.
+static WATCHER: AtomicPtr<()> = AtomicPtr::new(null_mut());
+
+/// Has each later fence call `watcher` before it interrupts CPUs: with a CPU, or with `None` for
+/// all CPUs that run a thread of this process. The watcher must not fence.
+#[doc(hidden)]
+pub fn watch_fences(watcher: fn(Option<usize>)) {
+    // Release pairs with the acquire in `tell`.
+    WATCHER.store(watcher as *mut (), Release);
+}
+
+/// Tells the watcher of a fence that is about to be executed.
+#[cold]
+#[inline(never)]
+fn tell(flags: libc::c_uint, cpu: libc::c_int) {
+    let watcher = WATCHER.load(Acquire);
+    if !watcher.is_null() {
+        // SAFETY: `watch_fences`, which alone stores to `WATCHER`, stored a function of this type.
+        let watcher = unsafe { core::mem::transmute::<*mut (), fn(Option<usize>)>(watcher) };
+        watcher((flags == MEMBARRIER_CMD_FLAG_CPU).then_some(cpu as usize));
+    }
+}
+
 fn membarrier(flags: libc::c_uint, cpu: libc::c_int) -> Result<(), FenceError> {
     if backend() == Backend::Atomic {
         return Ok(());
@@ -130,6 +154,7 @@ fn membarrier(flags: libc::c_uint, cpu: libc::c_int) -> Result<(), FenceError> {
         }
         errno => return Err(FenceError { errno }),
     }
+    tell(flags, cpu);
     let answer = call(MEMBARRIER_CMD_PRIVATE_EXPEDITED_RSEQ, flags, cpu);
     if answer.is_err() {
         remember(answer);

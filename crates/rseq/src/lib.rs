@@ -98,6 +98,8 @@ mod vdso;
 mod words;
 
 pub use arch::Area;
+#[doc(hidden)]
+pub use fence::watch_fences;
 pub use fence::{FenceError, can_fence, fence, fence_index, fence_is_refused};
 #[doc(hidden)]
 pub use registration::forbid_registration;

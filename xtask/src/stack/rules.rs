@@ -168,6 +168,11 @@ const POINTERS: &[(&str, &[&str])] = &[
     ("pinfold_rseq::vdso::clock", &["clock_gettime"]),
     // ThreadSanitizer's functions. The limit does not hold beside it.
     ("pinfold::sanitizer::call", &[]),
+    // The watcher of fences.
+    (
+        "pinfold_rseq::fence::tell",
+        &["pinfold::spared::note_fence"],
+    ),
     // The library registers only these functions. A program is responsible for its own drains.
     (
         "pinfold::shepherd::*",

@@ -92,6 +92,7 @@ pub fn verdicts(pid: u32) -> Result<Verdicts> {
             ("remote frees", process.remote_frees()),
             ("nodes", process.nodes()),
             ("shepherd", process.shepherd()),
+            ("isolated CPUs", process.isolated()),
             ("mappings", process.mappings()),
         ]
         .map(|(name, verdict)| Verdict { name, ..verdict })
@@ -374,6 +375,30 @@ impl Process {
             "a program with one thread needs none: nothing to do"
         };
         verdict(false, found, advice)
+    }
+
+    fn isolated(&self) -> Verdict {
+        let cpus = &self.snapshot.isolated;
+        if cpus.is_empty() {
+            return good("no thread has isolated its CPU");
+        }
+        let each = cpus.iter().map(|of| {
+            let disturbed = [
+                (of.fences, "fences"),
+                (of.given_back, "calls that gave memory back"),
+                (of.folds, "folds"),
+                (of.drains, "drains"),
+            ];
+            let disturbed = disturbed.iter().filter(|(count, _)| *count > 0);
+            let disturbed: Vec<_> = disturbed.map(|(n, what)| format!("{n} {what}")).collect();
+            match disturbed.is_empty() {
+                true => format!("CPU {} is undisturbed", of.cpu),
+                false => format!("CPU {} was disturbed by {}", of.cpu, disturbed.join(", ")),
+            }
+        });
+        let found = each.collect::<Vec<_>>().join("; ");
+        let advice = "other threads of the program did what cannot wait: docs/isolation.md says what causes each";
+        judge(found.contains("disturbed by"), found, advice)
     }
 
     fn mappings(&self) -> Verdict {

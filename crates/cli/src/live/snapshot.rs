@@ -3,8 +3,8 @@
 use super::calls::Calls;
 use pinfold::internal::kmalloc;
 use pinfold::internal::segment::{
-    CACHES, COUNTERS, CacheRow, CounterKind, CounterRow, EVENTS, MAGIC, NODES, NodeEvents,
-    NodeMemory, SETTINGS, Segment, SlabEvent, VERSION,
+    CACHES, COUNTERS, CacheRow, CounterKind, CounterRow, EVENTS, ISOLATED, IsolatedRow, MAGIC,
+    NODES, NodeEvents, NodeMemory, SETTINGS, Segment, SlabEvent, VERSION,
 };
 use pinfold::vmstat::Item;
 use serde::Serialize;
@@ -37,6 +37,8 @@ pub struct Snapshot {
     pub counted_ns: u64,
     /// The present values of the settings, by their numbers.
     pub settings: Vec<u64>,
+    /// The CPUs that threads of the process have isolated.
+    pub isolated: Vec<Isolated>,
     /// What was counted at each call, if the process counts calls.
     pub calls: Option<Calls>,
 }
@@ -65,6 +67,39 @@ impl Shepherd {
             folds: bytes.word(offset_of!(Segment, folds))?,
         })
     }
+}
+
+/// A CPU that a thread of the process has isolated, and how often other threads of the process may
+/// have disturbed it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Isolated {
+    pub cpu: u64,
+    pub fences: u64,
+    pub given_back: u64,
+    pub folds: u64,
+    pub drains: u64,
+}
+
+fn isolated(bytes: &Bytes<'_>) -> Result<Vec<Isolated>, Refused> {
+    let row = |nth: usize| {
+        let at = offset_of!(Segment, isolated) + nth * size_of::<IsolatedRow>();
+        let cpu = bytes.word(at + offset_of!(IsolatedRow, cpu))?;
+        let count = |kind: usize| bytes.word(at + offset_of!(IsolatedRow, counts) + 8 * kind);
+        let row = |cpu| {
+            Ok(Isolated {
+                cpu,
+                fences: count(0)?,
+                given_back: count(1)?,
+                folds: count(2)?,
+                drains: count(3)?,
+            })
+        };
+        cpu.checked_sub(1).map(row).transpose()
+    };
+    (0..ISOLATED)
+        .map(row)
+        .filter_map(Result::transpose)
+        .collect()
 }
 
 /// The memory of one node, in bytes.
@@ -320,6 +355,7 @@ impl Snapshot {
                 .collect::<Result<_, _>>()?,
             counted_ns: bytes.word(offset_of!(Segment, counted_ns))?,
             settings: settings(bytes)?,
+            isolated: isolated(bytes)?,
             calls,
         })
     }

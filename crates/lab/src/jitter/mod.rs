@@ -22,12 +22,14 @@ use std::time::Duration;
 /// or from another CPU by Pinfold
 ///
 /// A loop pinned to one CPU counts and reads the clock. Folding adds what the CPU has counted to
-/// the counter's total. Four setups take turns, so that other load on the machine affects all of
-/// them alike: without folding (none); a worker thread on the loop's CPU folds every interval, as
-/// in the kernel (local-worker); Pinfold's background thread, the shepherd, folds from another CPU
-/// (pinfold); the worker again, while the loop has the real-time policy SCHED_FIFO, so that the
-/// worker cannot take its CPU (fifo). The last needs the right to that policy, and is left out
-/// without it.
+/// the counter's total. Six setups take turns, so that other load on the machine affects all of
+/// them alike: without folding (none); a worker thread on the loop's CPU folds every interval,
+/// woken by the CPU's own timer, as in the kernel of 2013 (local-worker); Pinfold's background
+/// thread, the shepherd, folds from another CPU (pinfold); the worker beside a loop that does not
+/// count, so that there is nothing to fold (idle-local-worker); a worker that is woken only while
+/// there is something to fold, beside the same loop (idle-on-demand); the first worker again, while
+/// the counting loop has the real-time policy SCHED_FIFO, so that the worker cannot take its CPU
+/// (fifo). The last needs the right to that policy, and is left out without it.
 ///
 /// Columns: folds; context switches of the loop's thread, which show whatever else ran on its CPU;
 /// interrupts of the CPU without its local timer; of these, the interrupts from other CPUs
@@ -60,7 +62,19 @@ crate::names! {
         None = "none",
         LocalWorker = "local-worker",
         Pinfold = "pinfold",
+        IdleLocalWorker = "idle-local-worker",
+        IdleOnDemand = "idle-on-demand",
         Fifo = "fifo",
+    }
+}
+
+impl SubjectName {
+    /// Returns whether the loop counts in this setup.
+    fn counts(self) -> bool {
+        !matches!(
+            self,
+            SubjectName::IdleLocalWorker | SubjectName::IdleOnDemand
+        )
     }
 }
 

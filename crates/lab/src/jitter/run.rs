@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The loop's counter. It changes all the time, so that there is always something to fold.
+/// Whether the loop counts.
+static COUNTS: AtomicBool = AtomicBool::new(true);
+/// The loop's counter. While the loop counts, there is always something to fold.
 static COUNTED: PerCpuCounter = PerCpuCounter::new();
 
 /// The histogram that the loop records into: a subject's number, or one of the constants below.
@@ -67,6 +69,7 @@ impl Loop {
 
     /// Measures one subject for `time`.
     pub fn slice(&self, setup: Setup, subject: SubjectName, time: Duration) -> Result<Totals> {
+        COUNTS.store(subject.counts(), Relaxed);
         let shepherd = Folder::start(setup, subject)?;
         if subject == SubjectName::Fifo {
             self.set_policy(libc::SCHED_FIFO, 1)
@@ -91,6 +94,10 @@ impl Loop {
         shepherd: &Folder,
     ) -> Result<Totals> {
         std::thread::sleep(SETTLE);
+        if !subject.counts() {
+            // What the loop has counted in an earlier slice.
+            COUNTED.fold();
+        }
         let before = (
             Interrupts::of(setup.cpu)?,
             self.context_switches()?,
@@ -144,12 +151,14 @@ impl Loop {
     }
 }
 
-/// Runs the loop: it counts, and records the time since its last pass.
+/// Runs the loop: it counts if it should, and records the time since its last pass.
 fn run(gaps: &mut [Gaps]) {
     let mut last = cycles::now();
     let mut before = NOBODY;
     loop {
-        COUNTED.inc();
+        if COUNTS.load(Relaxed) {
+            COUNTED.inc();
+        }
         let now = cycles::now();
         let subject = RECORD_FOR.load(Relaxed);
         if subject == END {
@@ -186,13 +195,16 @@ impl Folder {
     fn start(setup: Setup, subject: SubjectName) -> Result<Folder> {
         Ok(match subject {
             SubjectName::None => Folder::Nobody,
-            SubjectName::LocalWorker | SubjectName::Fifo => {
+            SubjectName::LocalWorker | SubjectName::IdleLocalWorker | SubjectName::Fifo => {
                 Folder::Local(LocalWorker::start(setup)?)
             }
+            SubjectName::IdleOnDemand => Folder::Local(LocalWorker::start_on_demand(setup)?),
             SubjectName::Pinfold => {
                 let mut cpus = CpuSet::default();
                 setup.others.iter().for_each(|&cpu| cpus.insert(cpu));
-                let running = Shepherd::new().interval(setup.interval).on(cpus).start()?;
+                // Folds the loop's CPU also if it is isolated: that is what is measured.
+                let shepherd = Shepherd::new().interval(setup.interval).fold_isolated();
+                let running = shepherd.on(cpus).start()?;
                 shepherd::watch(&COUNTED)?;
                 Folder::Pinfold(Box::new(running))
             }
@@ -220,50 +232,101 @@ impl Folder {
     }
 }
 
-/// The kernel's way: a worker on the loop's CPU, which a thread elsewhere wakes every interval.
+/// The kernel's way: a worker on the loop's CPU.
 struct LocalWorker {
     shared: &'static Shared,
     worker: JoinHandle<()>,
-    shepherd: JoinHandle<()>,
+    /// The thread on another CPU that wakes a worker on demand.
+    shepherd: Option<JoinHandle<()>>,
 }
 
 #[derive(Default)]
 struct Shared {
     stop: AtomicBool,
     folds: AtomicU64,
+    /// Whether the shepherd has asked a worker on demand to fold.
+    asked: AtomicBool,
 }
 
 impl LocalWorker {
+    /// Starts a worker that folds every interval, woken by its own CPU's timer.
     fn start(setup: Setup) -> Result<LocalWorker> {
-        // Leaks a few bytes per slice, so that the threads can share them.
-        let shared: &'static Shared = Box::leak(Box::default());
-        let (cpu, interval) = (setup.cpu, setup.interval);
-        let worker = std::thread::Builder::new().spawn(move || {
-            let _ = cpus::pin(cpu);
-            while !shared.stop.load(Relaxed) {
-                std::thread::park();
-                shared.folds.fetch_add(COUNTED.fold() as u64, Relaxed);
-            }
-        });
-        let worker = worker.context("starting the local worker")?;
-        let handle = worker.thread().clone();
-        let shepherd = std::thread::Builder::new().spawn(move || {
-            while !shared.stop.load(Relaxed) {
-                std::thread::sleep(interval);
-                handle.unpark();
-            }
-        });
+        let interval = setup.interval;
+        let (shared, worker) = Self::worker(setup.cpu, move |shared| {
+            std::thread::park_timeout(interval);
+            shared.fold();
+        })?;
         Ok(LocalWorker {
             shared,
             worker,
-            shepherd: shepherd.context("starting the thread that wakes the local worker")?,
+            shepherd: None,
         })
+    }
+
+    /// Starts a worker that folds every interval only while there is something to fold. A thread on
+    /// the other CPUs looks every interval whether there is, and wakes the worker then.
+    fn start_on_demand(setup: Setup) -> Result<LocalWorker> {
+        let interval = setup.interval;
+        let (shared, worker) = Self::worker(setup.cpu, move |shared| {
+            // Acquire pairs with the release of the shepherd: the worker finds what it has seen.
+            if shared.asked.load(Acquire) && shared.fold() > 0 {
+                std::thread::park_timeout(interval);
+            } else {
+                shared.asked.store(false, Release);
+                std::thread::park();
+            }
+        })?;
+        let handle = worker.thread().clone();
+        let shepherd = std::thread::Builder::new().spawn(move || {
+            while !shared.stop.load(Relaxed) {
+                std::thread::park_timeout(interval);
+                let needs_update = || COUNTED.read() != COUNTED.sum();
+                if !shared.asked.load(Acquire) && needs_update() {
+                    shared.asked.store(true, Release);
+                    handle.unpark();
+                }
+            }
+        });
+        let shepherd = shepherd.context("starting the thread that wakes the local worker")?;
+        Ok(LocalWorker {
+            shared,
+            worker,
+            shepherd: Some(shepherd),
+        })
+    }
+
+    /// Starts a thread on `cpu` that calls `step` until it is stopped.
+    fn worker(
+        cpu: usize,
+        step: impl Fn(&Shared) + Send + 'static,
+    ) -> Result<(&'static Shared, JoinHandle<()>)> {
+        // Leaks a few bytes per slice, so that the threads can share them.
+        let shared: &'static Shared = Box::leak(Box::default());
+        let worker = std::thread::Builder::new().spawn(move || {
+            let _ = cpus::pin(cpu);
+            while !shared.stop.load(Relaxed) {
+                step(shared);
+            }
+        });
+        Ok((shared, worker.context("starting the local worker")?))
     }
 
     fn stop(self) {
         self.shared.stop.store(true, Relaxed);
-        self.worker.thread().unpark();
-        // Neither thread panics, so the results say nothing.
-        let _ = (self.worker.join(), self.shepherd.join());
+        let threads = [Some(self.worker), self.shepherd];
+        for thread in threads.into_iter().flatten() {
+            thread.thread().unpark();
+            // The threads do not panic, so the results say nothing.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Folds the loop's counter. Returns how many shards had moved.
+    fn fold(&self) -> usize {
+        let folded = COUNTED.fold();
+        self.folds.fetch_add(folded as u64, Relaxed);
+        folded
     }
 }

@@ -18,6 +18,7 @@
 //! | [`percpu`] | per-CPU words, pairs, lists, arrays and rings |
 //! | [`reference`](mod@reference) | reference counts per CPU |
 //! | [`shepherd`] | shepherds |
+//! | [`isolate`] | CPUs that a thread has left alone |
 //! | [`policy`] | memory policies as values |
 //! | [`kernel_policy`] | the kernel's policies of threads and ranges of addresses |
 //! | [`shared_policy`] | policies of ranges of pages |
@@ -37,6 +38,7 @@ pub mod counter_show;
 pub mod grace;
 pub mod guard;
 pub mod heap;
+pub mod isolate;
 pub mod kernel_policy;
 mod malloc;
 pub mod pages;

@@ -1,10 +1,11 @@
-/* Counters, events, histograms and the shepherd in C. Prints "ok". */
+/* Counters, events, histograms, the shepherd and isolated CPUs in C. Prints "ok". */
 #define _GNU_SOURCE
 #include "pinfold.h"
 #include "check.h"
 
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -128,7 +129,7 @@ static void errors(void)
 	errno = 0;
 	CHECK(pinfold_counters_at(many, 100) == NULL && errno == EINVAL);
 	errno = 0;
-	CHECK(pinfold_shepherd_create(5, 2) == NULL && errno == EINVAL);
+	CHECK(pinfold_shepherd_create(5, 4) == NULL && errno == EINVAL);
 	pinfold_counter_destroy(NULL);
 	pinfold_counters_destroy(NULL);
 }
@@ -178,15 +179,28 @@ static void shepherd(void)
 {
 	struct pinfold_counter *counter = pinfold_counter_create(0, 1000);
 	struct pinfold_shepherd *shepherd =
-		pinfold_shepherd_create(5, PINFOLD_SHEPHERD_SPARE_ISOLATED);
+		pinfold_shepherd_create(3600000, PINFOLD_SHEPHERD_FOLD_ISOLATED);
+	char cpu[16];
 
 	CHECK(counter && shepherd);
+	CHECK(pinfold_shepherd_set_cpus(shepherd, "3-1") == -1 && errno == EINVAL);
+	CHECK(pinfold_shepherd_set_cpus(shepherd, "") == -1 && errno == EINVAL);
+	/* The highest number that a set can hold: there is no such CPU. */
+	CHECK(pinfold_shepherd_set_cpus(shepherd, "8191") == 0);
+	CHECK(pinfold_shepherd_start(shepherd) == -1 && errno == EINVAL);
+	CHECK(pinfold_shepherd_set_cpus(shepherd, NULL) == 0);
+	snprintf(cpu, sizeof cpu, "%d", sched_getcpu());
+	CHECK(pinfold_shepherd_set_cpus(shepherd, cpu) == 0);
 	CHECK(pinfold_shepherd_watch(counter) == 0);
 	CHECK(pinfold_shepherd_watch_many(many) == 0);
 	pinfold_counter_add(counter, 5);
 	CHECK(pinfold_shepherd_tick(shepherd) >= 1);
 	CHECK(pinfold_counter_read(counter) == 5);
 	CHECK(pinfold_shepherd_start(shepherd) == 0 && pinfold_shepherd_start(shepherd) == 0);
+	CHECK(pinfold_shepherd_set_interval(shepherd, 86400001) == -1 && errno == EINVAL);
+	/* The thread may have ticked already: then it would sleep for an hour. */
+	usleep(20000);
+	CHECK(pinfold_shepherd_set_interval(shepherd, 5) == 0);
 	pinfold_counter_add(counter, 1);
 	for (int n = 0; pinfold_counter_read(counter) != 6; n++) {
 		CHECK(n < 5000);
@@ -200,8 +214,43 @@ static void shepherd(void)
 	pinfold_shepherd_destroy(shepherd);
 }
 
+/* A CPU that a thread has isolated is left alone, and what the program does to it is reported. */
+static void *apart(void *unused)
+{
+	struct pinfold_counter *counter = pinfold_counter_create(0, 1000);
+	struct pinfold_isolation *isolation;
+	struct pinfold_isolation_report report;
+	cpu_set_t cpus;
+
+	(void)unused;
+	CHECK(sched_getaffinity(0, sizeof cpus, &cpus) == 0);
+	if (CPU_COUNT(&cpus) > 1) {
+		errno = 0;
+		CHECK(!pinfold_isolate_enter() && errno == EINVAL);
+	}
+	CPU_ZERO(&cpus);
+	CPU_SET(sched_getcpu(), &cpus);
+	CHECK(sched_setaffinity(0, sizeof cpus, &cpus) == 0);
+	CHECK(counter && pinfold_shepherd_watch(counter) == 0);
+	pinfold_counter_add(counter, 5);
+	isolation = pinfold_isolate_enter();
+	CHECK(isolation && pinfold_counter_read(counter) == 5);
+	errno = 0;
+	CHECK(!pinfold_isolate_enter() && errno == EBUSY);
+	usleep(1000);
+	report = pinfold_isolate_report(isolation);
+	CHECK(CPU_ISSET(report.cpu, &cpus) && report.switches > 0);
+	CHECK(report.fences == 0 && report.drains == 0 && report.folds == 0);
+	report = pinfold_isolate_leave(isolation);
+	CHECK(CPU_ISSET(report.cpu, &cpus));
+	CHECK(pinfold_isolate_leave(NULL).switches == 0);
+	pinfold_counter_destroy(counter);
+	return NULL;
+}
+
 int main(void)
 {
+	pthread_t thread;
 	struct pinfold_event *event = pinfold_event_create();
 	struct pinfold_counter *drifting = pinfold_counter_create_max_drift(5, 1 << 20);
 
@@ -212,6 +261,8 @@ int main(void)
 	shown();
 	shown_in_child();
 	shepherd();
+	CHECK(pthread_create(&thread, NULL, apart, NULL) == 0);
+	CHECK(pthread_join(thread, NULL) == 0);
 	for (int n = 0; n < 100000; n++)
 		pinfold_counter_inc(drifting);
 	CHECK(pinfold_counter_sum(drifting) == 100005);

@@ -12,6 +12,8 @@ _Static_assert(_Alignof(struct pinfold_counter) == 8, "a counter is aligned to 8
 _Static_assert(sizeof(struct pinfold_event) == 16, "an event counter takes 16 bytes");
 _Static_assert(_Alignof(struct pinfold_event) == 8, "an event counter is aligned to 8");
 _Static_assert(sizeof(struct pinfold_reader) == 16, "a reader takes 16 bytes");
+_Static_assert(sizeof(struct pinfold_isolation_report) == 11 * 8, "a report has eleven fields");
+_Static_assert(offsetof(struct pinfold_isolation_report, flushes) == 10 * 8, "in this order");
 _Static_assert(sizeof(struct pinfold_mallinfo2) == 10 * sizeof(size_t), "glibc's ten fields");
 _Static_assert(offsetof(struct pinfold_mallinfo2, keepcost) == 9 * sizeof(size_t),
 	       "in glibc's order");

@@ -3,9 +3,9 @@
 
 use super::free_runs::FreeRuns;
 use super::runs::{Arena, MAX_STEP, arena_of, set_aside};
-use super::{GRANULE, MAX_RUN, State, address_of, gave_back, kept, numa, returned};
+use super::{GRANULE, MAX_RUN, State, address_of, budget, gave_back, kept, numa, returned};
 use crate::lock::Guard;
-use crate::{nodes, sys};
+use crate::{nodes, spared, sys};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
@@ -26,7 +26,13 @@ const LOOKED_AT: usize = 17;
 const MIN_UNMAP: u32 = 16;
 
 /// Purges dirty runs, node by node, until only as much is dirty as may be kept.
+///
+/// While a thread has isolated its CPU, does so only for a limit that the program or its user has
+/// set.
 pub(super) fn relieve() {
+    if spared::any() && budget::dirty_limit().is_none() {
+        return;
+    }
     for node in 0..nodes::count() {
         let mut excess = kept::excess();
         if excess == 0 {
@@ -118,10 +124,14 @@ fn unmap_clean(node: usize, least: u32) -> usize {
     unmapped
 }
 
-/// Purges the runs of one node that have been dirty for [`dirty_time`].
+/// Purges the runs of one node that have been dirty for [`dirty_time`], unless a thread has
+/// isolated its CPU: then they stay.
 pub(super) fn purge_aged(node: usize, now: u32) {
     if let Some(mut arena) = arena_of(node).lock_or_divert() {
         arena.take_back(node);
+        if spared::any() {
+            return;
+        }
         let until = now.wrapping_sub(DIRTY_FOR.load(Relaxed));
         drop(purge(arena, node, |free| free.take_oldest(Some(until))));
     }

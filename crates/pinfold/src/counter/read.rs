@@ -3,6 +3,7 @@
 use super::PerCpuCounter;
 use super::exact::order_own_adds;
 use super::shards::{Moved, Shards};
+use crate::spared::{self, Kind};
 use core::cmp::Ordering;
 use core::sync::atomic::Ordering::Acquire;
 
@@ -124,6 +125,7 @@ impl PerCpuCounter {
     /// After this call, and while no CPU adds, `read` is exact. Runs in the calling thread alone. The
     /// CPUs that added notice only that their cache lines were read.
     pub fn fold(&self) -> usize {
+        spared::note(Kind::Fold);
         self.shards()
             .map_or(0, |shards| shards.estimate(&|_| true, || true))
     }

@@ -9,7 +9,8 @@
 //! 2. A slow path that finds `UNSET` allocates a block and prepares it. No other thread knows this
 //!    block yet.
 //! 3. The slow path replaces `UNSET` by the block's offset, in one compare-exchange. Only the first
-//!    exchange succeeds. From then on the word never changes, and every thread finds this block.
+//!    exchange succeeds. From then on the offset never changes, and every thread finds this block.
+//!    Only flags in the low bits may be set later ([`set_flags`](LazyBlock::set_flags)).
 //! 4. A slow path whose exchange fails frees its own block, and uses the published one.
 //! 5. Dropping the counter frees the published block. The drop has the only reference to the word.
 //!
@@ -90,6 +91,13 @@ impl<const UNSET: usize> LazyBlock<UNSET> {
             Ok(_) => word,
             Err(theirs) => theirs,
         }
+    }
+
+    /// Sets flags in the low bits of the published word. Does nothing if no word was published.
+    pub(crate) fn set_flags(&self, flags: usize) {
+        let with = |word: usize| (word != UNSET).then_some(word | flags);
+        // Release: a thread that sees the flags also sees what the caller did before.
+        let _ = self.0.fetch_update(AcqRel, Acquire, with);
     }
 
     /// Makes the next use allocate another block, in the child of a fork. The old block is never

@@ -66,7 +66,7 @@ mod primitive {
 }
 
 use crate::shepherd::{self, Reach};
-use crate::{nodes, sys};
+use crate::{nodes, spared, sys};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
@@ -76,7 +76,7 @@ use pinfold_rseq::{Backend, Index, backend};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
 
 /// The version of the layout. A reader refuses other versions.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// The number of settings that the segment has room for.
 pub const SETTINGS: usize = 8;
@@ -89,6 +89,9 @@ pub const CACHES: usize = 512;
 
 /// The number of counters that the segment has room for.
 pub const COUNTERS: usize = 128;
+
+/// The number of isolated CPUs that the segment has room for.
+pub const ISOLATED: usize = 64;
 
 /// The largest number of nodes that a segment has rows for.
 pub const NODES: usize = nodes::MAX_NODES;
@@ -178,6 +181,19 @@ pub struct Segment {
     pub gates: [AtomicU64; 2],
     /// The address of the heap profile's records, or 0.
     pub profile: AtomicU64,
+    /// The CPUs that threads of the process have isolated.
+    pub isolated: [IsolatedRow; ISOLATED],
+}
+
+/// A CPU that a thread of the process has isolated.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct IsolatedRow {
+    /// The CPU plus 1, or 0 in a free row.
+    pub cpu: AtomicU64,
+    /// How often other threads of the process may have disturbed the CPU until the last tick:
+    /// fences, calls by which memory went back, folds, drains.
+    pub counts: [AtomicU64; 4],
 }
 
 /// The memory of one node.
@@ -333,6 +349,23 @@ fn show_ticks(_: Reach) {
         segment.in_ticks_ns.store(work.nanoseconds, Relaxed);
         segment.folds.store(work.folds, Relaxed);
         segment.shepherds.store(work.threads, Relaxed);
+        show_isolated();
+    }
+}
+
+/// Shows which CPUs threads of this process have isolated, and what disturbed these. A row may show
+/// the CPU of one isolation with the counts of another until the next call.
+pub(crate) fn show_isolated() {
+    if let Some(segment) = current() {
+        let mut rows = segment.isolated.iter();
+        spared::for_each(|cpu, counts| {
+            if let Some(row) = rows.next() {
+                row.cpu.store(cpu as u64 + 1, Relaxed);
+                let places = row.counts.iter().zip(counts);
+                places.for_each(|(place, count)| place.store(count, Relaxed));
+            }
+        });
+        rows.for_each(|row| row.cpu.store(0, Relaxed));
     }
 }
 

@@ -9,12 +9,14 @@
 //! * It blocks all signals that other threads and processes send, and has no name of its own.
 //! * The allocator stops the thread as soon as the program has only one thread, and waits until the
 //!   thread is gone.
-//! * On a machine with isolated CPUs, it first sets its affinity to the other CPUs.
+//! * On a machine with isolated CPUs, it first sets its affinity to the other CPUs. When the
+//!   program isolates a CPU ([`isolate`](crate::isolate)), it leaves that CPU.
 
+use super::bell::Rings;
 use super::spawn::{Body, spawn};
-use super::{PASSING, Reach, bell, thread_begins, thread_ended, tick};
-use crate::topology::{CpuSet, set_affinity};
-use crate::{sanitizer, sys};
+use super::{PASSING, Reach, bell, has_moved, interval, thread_begins, thread_ended, tick, wanted};
+use crate::topology::{CpuSet, affinity, set_affinity};
+use crate::{sanitizer, spared, sys};
 use core::cell::UnsafeCell;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -171,14 +173,60 @@ fn run(cpus: *mut libc::c_void) {
         set_affinity(cpus);
     }
     THREAD.store(thread_pointer(), Relaxed);
+    let mut room = Room::default();
     // Acquire pairs with the release in `bell::stop`: the thread sees `STOP` and ends.
     while STATE.load(Acquire) == RUN {
         let rings = bell::rings();
-        tick(&|_| true, Reach::ThisCpu);
-        bell::sleep(&STATE, RUN, rings, PASSING);
+        room.follow();
+        tick(&wanted(true), Reach::ThisCpu);
+        sleep(rings, interval().unwrap_or(PASSING));
     }
     // A later thread may get the same thread pointer.
     THREAD.store(0, Relaxed);
+}
+
+/// The CPUs that the thread may use.
+#[derive(Default)]
+struct Room {
+    /// Those with which it began, once a thread of the program has isolated a CPU.
+    own: Option<CpuSet>,
+    /// The last value of [`spared::changes`].
+    changes: u32,
+}
+
+impl Room {
+    /// Moves the thread away from CPUs that threads of the program have isolated, if this changed.
+    /// In a sandbox, which may forbid the system calls, the thread stays where it is.
+    fn follow(&mut self) {
+        let changes = spared::changes();
+        if changes != self.changes {
+            self.changes = changes;
+            fence_by_itself(|| self.move_away());
+            has_moved();
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn move_away(&mut self) -> bool {
+        let own = self
+            .own
+            .get_or_insert_with(|| affinity().unwrap_or_default());
+        let mut isolated = CpuSet::default();
+        spared::for_each(|cpu, _| isolated.insert(cpu));
+        let others = own.without(&isolated);
+        !others.is_empty() && set_affinity(&others)
+    }
+}
+
+/// Sleeps for `time`, until the thread is stopped, or until a ring after `rings`.
+fn sleep(rings: Rings, time: Duration) {
+    let end = sys::nanoseconds() + time.as_nanos() as u64;
+    let left = || Duration::from_nanos(end.saturating_sub(sys::nanoseconds()));
+    // Acquire pairs with the release in `bell::stop`, as in `run`.
+    while STATE.load(Acquire) == RUN && bell::rings() == rings && !left().is_zero() {
+        bell::sleep(&STATE, RUN, rings, left());
+    }
 }
 
 #[cfg(test)]

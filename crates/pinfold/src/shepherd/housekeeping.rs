@@ -1,6 +1,7 @@
 //! Keeps the shepherd's thread on housekeeping CPUs while the machine changes. A housekeeping CPU
 //! is neither isolated nor `nohz_full`.
 
+use crate::spared;
 use crate::topology::{CpuSet, Topology, affinity, affinity_of, facts, set_affinity};
 
 /// The longest time without reading the machine's files, in milliseconds. Within this time the
@@ -65,15 +66,21 @@ impl Housekeeping {
         }
     }
 
+    /// Has the next [`follow`](Self::follow) read the files.
+    pub(super) fn look_again(&mut self) {
+        self.seen = None;
+    }
+
     /// Reads the state of the machine, and moves the thread if it should run elsewhere. Returns
     /// false if the next call must read the files once more: after a move, to find what has changed
     /// meanwhile, and while it is not known who set the affinity. `before` is the thread's
     /// affinity.
     fn follow_files(&mut self, before: Option<CpuSet>, now: u64) -> bool {
-        let Ok(machine) = Topology::read_below(b"/") else {
+        let Ok(mut machine) = Topology::read_below(b"/") else {
             return true;
         };
         facts::follow(&machine);
+        spared::for_each(|cpu, _| machine.isolated.insert(cpu));
         let foreign = affinity().filter(|after| {
             let is_ours = |seen: &CpuSet| self.is_ours(seen, &machine.online);
             !is_ours(after) && before.as_ref().is_some_and(|before| !is_ours(before))

@@ -57,8 +57,8 @@ pub use thread::{Running, policy};
 use crate::counter::{Counters, PerCpuCounter, fold_watched, watch_block};
 use crate::fork;
 use crate::lock::{Hooks, Rank};
-use crate::sys;
 use crate::topology::{CpuSet, facts};
+use crate::{spared, sys};
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
@@ -190,7 +190,7 @@ pub fn unwatch(what: &impl Watch) {
 pub struct Shepherd {
     interval: Duration,
     cpus: Option<CpuSet>,
-    spare_isolated: bool,
+    fold_isolated: bool,
 }
 
 impl Default for Shepherd {
@@ -200,8 +200,19 @@ impl Default for Shepherd {
 }
 
 impl Shepherd {
-    /// Returns a shepherd that ticks every second, on housekeeping CPUs. It folds the counts of
-    /// isolated CPUs too, because folding interrupts no CPU.
+    /// Returns a shepherd that ticks every second, on housekeeping CPUs.
+    ///
+    /// Like the kernel's shepherd, it leaves alone CPUs that are isolated (`isolcpus=`, cpuset
+    /// partitions) or without a periodic tick (`nohz_full=`). It neither reads nor writes the cache
+    /// lines of these CPUs, except of the CPU on which it runs itself. Their counts reach the total
+    /// when their own adds fold them, or when the program calls [`PerCpuCounter::fold`]. A
+    /// [`sum`](PerCpuCounter::sum) is exact in any case. See
+    /// [`fold_isolated`](Self::fold_isolated).
+    ///
+    /// This needs counts by CPU number, which are the default on a machine with such CPUs. With
+    /// `PINFOLD_RSEQ=cid`, counts are kept by concurrency id, none belongs to one CPU, and all are
+    /// folded. If the process began with CPU numbers, a CPU that is isolated later is left alone
+    /// too.
     ///
     /// ```
     /// use pinfold::shepherd::Shepherd;
@@ -214,7 +225,7 @@ impl Shepherd {
         Shepherd {
             interval: INTERVAL,
             cpus: None,
-            spare_isolated: false,
+            fold_isolated: false,
         }
     }
 
@@ -242,21 +253,22 @@ impl Shepherd {
         self
     }
 
-    /// Leaves out the counts of CPUs that are isolated (`isolcpus=`, cpuset partitions) or without
-    /// a periodic tick (`nohz_full=`). The shepherd then does not even read the cache lines of
-    /// these CPUs. Their counts reach the total when their own adds fold them, or when the
-    /// program calls [`PerCpuCounter::fold`]. A [`sum`](PerCpuCounter::sum) is exact in any case.
-    ///
-    /// Without this setting, a fold of such a CPU's counter costs the CPU a cache miss at its next
-    /// add to the counter.
-    ///
-    /// This needs counts by CPU number, which are the default on a machine with such CPUs. With
-    /// `PINFOLD_RSEQ=cid`, counts are kept by concurrency id, none belongs to one CPU, and this
-    /// setting has no effect. If the process began with CPU numbers, a CPU that is isolated later
-    /// is left out too.
+    /// For the C API: as [`on`](Self::on), or with `None` on all CPUs that the starting thread may
+    /// use.
+    #[doc(hidden)]
     #[must_use]
-    pub fn leave_isolated_alone(mut self) -> Self {
-        self.spare_isolated = true;
+    pub fn on_or_all(mut self, cpus: Option<CpuSet>) -> Self {
+        self.cpus = cpus;
+        self
+    }
+
+    /// Has the shepherd fold the counts of isolated CPUs too.
+    ///
+    /// A fold interrupts no CPU. But it reads the cache line of the CPU's count, which the CPU's next
+    /// add must then get back for writing.
+    #[must_use]
+    pub fn fold_isolated(mut self) -> Self {
+        self.fold_isolated = true;
         self
     }
 
@@ -270,10 +282,7 @@ impl Shepherd {
     /// which another thread holds that lock. Must not be called in a signal handler, because a
     /// drain may not be safe there.
     pub fn tick(&self) -> usize {
-        let by_cpu = pinfold_rseq::backend() != Backend::Rseq(Index::Cid);
-        let spared = self.spare_isolated && by_cpu;
-        let wanted = |unit| !(spared && facts::is_quiet_cpu(unit));
-        tick(&wanted, Reach::AllCpus)
+        tick(&wanted(!self.fold_isolated), Reach::AllCpus)
     }
 
     /// Starts a thread that ticks, until [`Running::stop`] is called or the result is dropped.
@@ -290,11 +299,70 @@ impl Shepherd {
     /// * [`ShepherdError::OutOfMemory`] if there is no memory for the thread's state.
     /// * [`ShepherdError::Thread`] if the system refuses a thread.
     pub fn start(self) -> Result<Running, ShepherdError> {
-        if self.interval.is_zero() || self.interval > Duration::from_secs(86_400) {
-            return Err(ShepherdError::Interval);
-        }
+        check(self.interval)?;
         Running::start(self)
     }
+}
+
+/// Checks an interval.
+fn check(interval: Duration) -> Result<(), ShepherdError> {
+    match interval.is_zero() || interval > Duration::from_secs(86_400) {
+        true => Err(ShepherdError::Interval),
+        false => Ok(()),
+    }
+}
+
+/// The interval of all shepherds of this process in nanoseconds, or 0 if each has its own.
+static EVERY: AtomicU64 = AtomicU64::new(0);
+
+/// Sets the interval of all shepherds of this process, also of those that start later. With `None`,
+/// each shepherd has its own interval again. `pinfold set PID shepherd-interval` does the same from
+/// outside.
+///
+/// Shepherds that sleep wake up, tick, and follow the new interval. In a process without a
+/// shepherd's thread, slow paths of the allocator tick: they follow the new interval too. Costs at
+/// most three system calls. A signal handler may call this.
+///
+/// # Errors
+///
+/// [`ShepherdError::Interval`] if the interval is 0 or above a day.
+///
+/// ```
+/// use core::time::Duration;
+/// use pinfold::shepherd;
+///
+/// shepherd::set_interval(Some(Duration::from_millis(20)))?;
+/// assert_eq!(shepherd::interval(), Some(Duration::from_millis(20)));
+/// shepherd::set_interval(None)?;
+/// # Ok::<(), pinfold::shepherd::ShepherdError>(())
+/// ```
+#[doc(alias = "stat_interval")]
+pub fn set_interval(interval: Option<Duration>) -> Result<(), ShepherdError> {
+    interval.map_or(Ok(()), check)?;
+    let every = interval.map_or(0, |interval| interval.as_nanos() as u64);
+    // Relaxed: the ring below publishes the store.
+    EVERY.store(every, Relaxed);
+    bell::ring();
+    Ok(())
+}
+
+/// Returns the interval that [`set_interval`] has set for all shepherds of this process, or `None`
+/// if each has its own. One load.
+pub fn interval() -> Option<Duration> {
+    match EVERY.load(Relaxed) {
+        0 => None,
+        every => Some(Duration::from_nanos(every)),
+    }
+}
+
+/// Returns which units the calling thread folds: that of the CPU on which it runs, and all others
+/// except those of CPUs that a thread has isolated. If it is to `spare` isolated CPUs, also except
+/// those of CPUs that the kernel has isolated.
+fn wanted(spare: bool) -> impl Fn(usize) -> bool {
+    let spare = spare && pinfold_rseq::backend() != Backend::Rseq(Index::Cid);
+    let own = pinfold_rseq::current();
+    let left_out = move |unit| spared::has_unit(unit) || spare && facts::is_quiet_cpu(unit);
+    move |unit| unit == own || !left_out(unit)
 }
 
 /// The number of shards that all shepherds of this process have folded.
@@ -403,31 +471,42 @@ pub fn register(drain: fn(Reach)) -> bool {
     })
 }
 
-/// Ticks if no shepherd thread runs, and half a second has passed since the last tick, or 10 ms if
-/// another process has a request. The slow paths of the caches call this function.
+/// Ticks if no shepherd thread runs, and half a second or the interval of [`set_interval`] has
+/// passed since the last tick, or 10 ms if another process has a request. The slow paths of the
+/// caches call this function.
 ///
 /// Costs one read of a clock that needs no system call, except when it ticks.
 pub fn tick_in_passing() {
-    if has_thread() {
+    if has_thread() || runs_isolated() {
         return;
     }
     let (now, last) = (sys::coarse_milliseconds(), LAST.load(Relaxed));
     let called = bell::has_rung();
-    let pause = if called { CALLED } else { PASSING };
+    let pause = if called {
+        CALLED
+    } else {
+        interval().unwrap_or(PASSING)
+    };
     let due = now.wrapping_sub(last) >= pause.as_millis() as u64;
     // If several threads find a tick due, the exchange succeeds for one of them, which ticks.
     // Without a request from another process, the first call only notes the time: the process has
     // just begun, so no memory has been idle.
     if due && LAST.compare_exchange(last, now, Release, Relaxed).is_ok() && (called || last != 0) {
         bell::note_rings();
-        tick(&|_| true, Reach::ThisCpu);
+        tick(&wanted(true), Reach::ThisCpu);
     }
 }
 
 /// Returns whether a call of [`tick_in_passing`] is wanted soon, because another process has a
 /// request. At most four loads, and one in a process with a shepherd thread.
 pub(crate) fn is_called() -> bool {
-    !has_thread() && bell::has_rung()
+    !has_thread() && bell::has_rung() && !runs_isolated()
+}
+
+/// Returns whether the calling thread has isolated its CPU, so that it does no work for other
+/// threads. One load if no CPU is isolated.
+fn runs_isolated() -> bool {
+    spared::any() && spared::has_unit(pinfold_rseq::current())
 }
 
 /// Returns whether a shepherd thread runs, so that the program's own calls need not tick. One load.
@@ -435,13 +514,47 @@ pub(crate) fn has_thread() -> bool {
     THREADS.load(Relaxed) != 0
 }
 
-/// Notes that a thread ticks from now on.
-fn thread_begins() {
+/// Makes forks reset what belongs to threads that the child does not have.
+pub(crate) fn register_fork() {
     static HOOKS: [Hooks; 1] = [Hooks::in_child(Rank::Shepherd, || {
         THREADS.store(0, Relaxed);
         automatic::forget();
+        spared::forget();
     })];
     fork::register(&HOOKS);
+}
+
+/// The number of threads that have followed the last change of the isolated CPUs.
+static MOVED: AtomicU32 = AtomicU32::new(0);
+
+/// Notes that the calling thread has left CPUs that a thread has isolated, as far as it may.
+fn has_moved() {
+    // Release pairs with the acquire in `await_moves`.
+    MOVED.fetch_add(1, Release);
+}
+
+/// Wakes the shepherds' threads, and waits until they have left the CPUs that a thread has
+/// isolated, for at most 0.1 s.
+pub(crate) fn await_moves() {
+    MOVED.store(0, Relaxed);
+    wake();
+    for _ in 0..100 {
+        // Acquire pairs with the release in `has_moved`.
+        if MOVED.load(Acquire) >= THREADS.load(Relaxed) {
+            return;
+        }
+        sys::sleep_microseconds(1000);
+    }
+}
+
+/// Wakes the shepherds' threads, so that they tick.
+pub(crate) fn wake() {
+    bell::ring();
+}
+
+/// Notes that a thread ticks from now on.
+fn thread_begins() {
+    register_fork();
     THREADS.fetch_add(1, Relaxed);
 }
 

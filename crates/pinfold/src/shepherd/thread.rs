@@ -4,12 +4,15 @@ use super::bell::Rings;
 use super::housekeeping::Housekeeping;
 use super::pressure::{self, Pressure};
 use super::spawn::{Body, spawn};
-use super::{FOLDS, Reach, Shepherd, ShepherdError, bell, drain, thread_begins, thread_ended};
-use crate::sys;
+use super::{
+    FOLDS, Reach, Shepherd, ShepherdError, bell, check, drain, has_moved, interval, thread_begins,
+    thread_ended,
+};
 use crate::topology::{Topology, affinity};
+use crate::{spared, sys};
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
+use core::sync::atomic::{AtomicU32, AtomicU64};
 use core::time::Duration;
 use pinfold_rseq::{kernel, syscall};
 
@@ -36,6 +39,8 @@ const STOP: u32 = 1;
 /// What the thread and its owner share, in a mapping of its own.
 struct Shared {
     state: AtomicU32,
+    /// The thread's own interval in nanoseconds. The owner writes it, and then rings.
+    interval: AtomicU64,
     shepherd: Shepherd,
     housekeeping: Housekeeping,
     body: Body,
@@ -64,11 +69,12 @@ pub struct Running {
     process: libc::pid_t,
 }
 
-// SAFETY: until the thread is gone, the owner uses only `state` of the shared mapping, which is an
-// atomic. A `Running` can be dropped in any thread, because any thread may join another.
+// SAFETY: until the thread is gone, the owner uses only `state` and `interval` of the shared
+// mapping, which are atomics. A `Running` can be dropped in any thread, because any thread may join
+// another.
 unsafe impl Send for Running {}
-// SAFETY: `&Running` uses only its `Shepherd`, which is `Sync`, and the process's count of folds,
-// which is an atomic.
+// SAFETY: `&Running` uses only its `Shepherd`, which is `Sync`, and atomics: the shared mapping's
+// `interval`, and the process's count of folds.
 unsafe impl Sync for Running {}
 
 impl Running {
@@ -89,6 +95,7 @@ impl Running {
         unsafe {
             shared.write(Shared {
                 state: AtomicU32::new(RUN),
+                interval: AtomicU64::new(shepherd.interval.as_nanos() as u64),
                 shepherd: shepherd.clone(),
                 housekeeping: Housekeeping::new(bound),
                 body: Body {
@@ -128,6 +135,35 @@ impl Running {
     /// Returns how many shards all shepherds of this process have folded so far.
     pub fn folds(&self) -> u64 {
         FOLDS.load(Relaxed)
+    }
+
+    /// Sets the thread's interval. A thread that sleeps wakes up, ticks, and follows the new
+    /// interval. While [`set_interval`](super::set_interval) gives all shepherds of the process one
+    /// interval, the thread goes by that one.
+    ///
+    /// Costs at most three system calls. In a child after `fork`, which does not have the thread,
+    /// this has no effect.
+    ///
+    /// # Errors
+    ///
+    /// [`ShepherdError::Interval`] if the interval is 0 or above a day.
+    ///
+    /// ```
+    /// use core::time::Duration;
+    /// use pinfold::shepherd::Shepherd;
+    ///
+    /// let running = Shepherd::new().interval(Duration::from_secs(3600)).start()?;
+    /// running.set_interval(Duration::from_millis(10))?;
+    /// # Ok::<(), pinfold::shepherd::ShepherdError>(())
+    /// ```
+    pub fn set_interval(&self, interval: Duration) -> Result<(), ShepherdError> {
+        check(interval)?;
+        // SAFETY: `drop`, which alone unmaps the mapping, cannot run during the borrow of `self`.
+        let own = unsafe { &(*self.shared.as_ptr()).interval };
+        // Relaxed: the ring below publishes the store.
+        own.store(interval.as_nanos() as u64, Relaxed);
+        bell::ring();
+        Ok(())
     }
 
     /// Stops the thread, and waits until it is gone: at most as long as a tick takes. Dropping the
@@ -181,44 +217,85 @@ fn run(shared: *mut libc::c_void) {
     let _ = unsafe { syscall(libc::SYS_prctl, [libc::PR_SET_NAME as usize, name]) };
     let shared = shared.cast::<Shared>();
     // SAFETY: `start` wrote a `Shared` there, which stays until this thread has been joined. The
-    // owner uses only `state`, and no other thread uses `housekeeping`.
-    let (state, shepherd, housekeeping) = unsafe {
+    // owner uses only `state` and `interval`, and no other thread uses `housekeeping`.
+    let (state, own, shepherd, housekeeping) = unsafe {
         (
             &(*shared).state,
+            &(*shared).interval,
             &(*shared).shepherd,
             &mut (*shared).housekeeping,
         )
     };
-    allow_slack(shepherd.interval);
-    let mut quiet = 0;
+    let mut pace = Pace::new();
     let mut followed = 0;
+    let mut changes = spared::changes();
     let mut pressure = Pressure::watch();
     // Acquire pairs with the release in `bell::stop`: the thread sees `STOP` and ends.
     while state.load(Acquire) == RUN {
         let now = sys::coarse_milliseconds();
-        if followed == 0 || now.wrapping_sub(followed) >= FOLLOW_EVERY_MS {
+        let moves = spared::changes() != changes;
+        if moves {
+            changes = spared::changes();
+            housekeeping.look_again();
+        }
+        if moves || followed == 0 || now.wrapping_sub(followed) >= FOLLOW_EVERY_MS {
             housekeeping.follow(now);
             followed = now.max(1);
         }
+        if moves {
+            has_moved();
+        }
         let rings = bell::rings();
-        quiet = if shepherd.tick() == 0 { quiet + 1 } else { 0 };
-        // Memory that the program frees during a nap goes back only at the next tick. So naps have
-        // a bound.
-        let longest = shepherd.interval.max(MAX_NAP);
-        let nap = (shepherd.interval * back_off(quiet)).min(longest);
+        let folded = shepherd.tick();
+        // After `rings`: if the interval changes later, the ring ends the sleep.
+        let own = || Duration::from_nanos(own.load(Relaxed));
+        let nap = pace.nap(interval().unwrap_or_else(own), folded);
         sleep(state, rings, nap, &mut pressure);
     }
 }
 
-/// Lets the kernel delay the calling thread's wake-ups by up to a tenth of `interval`, so that the
-/// kernel can serve them together with other timers of the CPU. Keeps a slack that is larger.
-fn allow_slack(interval: Duration) {
-    let slack = (interval / SLACK_PART).min(MAX_SLACK).as_nanos() as usize;
-    // SAFETY: both calls take numbers, and change nothing but the calling thread's slack.
-    unsafe {
-        let before = syscall(libc::SYS_prctl, [libc::PR_GET_TIMERSLACK as usize]);
-        if before.is_ok_and(|before| before < slack) {
-            let _ = syscall(libc::SYS_prctl, [libc::PR_SET_TIMERSLACK as usize, slack]);
+/// How long the thread sleeps from one tick to the next.
+struct Pace {
+    interval: Duration,
+    /// The number of ticks that folded nothing, since one folded or the interval changed.
+    quiet: u32,
+    /// The timer slack in nanoseconds with which the thread began.
+    slack: Option<usize>,
+}
+
+impl Pace {
+    fn new() -> Pace {
+        // SAFETY: the call takes a number, and changes nothing.
+        let slack = unsafe { syscall(libc::SYS_prctl, [libc::PR_GET_TIMERSLACK as usize]) };
+        Pace {
+            interval: Duration::ZERO,
+            quiet: 0,
+            slack: slack.ok(),
+        }
+    }
+
+    /// Returns how long to sleep after a tick that folded `folded` shards.
+    fn nap(&mut self, interval: Duration, folded: usize) -> Duration {
+        self.quiet = if folded == 0 { self.quiet + 1 } else { 0 };
+        if interval != self.interval {
+            self.interval = interval;
+            self.quiet = 0;
+            self.allow_slack();
+        }
+        // Memory that the program frees during a nap goes back only at the next tick. So naps have
+        // a bound.
+        (interval * back_off(self.quiet)).min(interval.max(MAX_NAP))
+    }
+
+    /// Lets the kernel delay the calling thread's wake-ups by up to a tenth of the interval, so
+    /// that the kernel can serve them together with other timers of the CPU. Keeps the slack with
+    /// which the thread began if that is larger.
+    fn allow_slack(&self) {
+        let slack = (self.interval / SLACK_PART).min(MAX_SLACK).as_nanos() as usize;
+        if let Some(least) = self.slack {
+            let arguments = [libc::PR_SET_TIMERSLACK as usize, slack.max(least)];
+            // SAFETY: the call takes numbers, and changes nothing but the calling thread's slack.
+            let _ = unsafe { syscall(libc::SYS_prctl, arguments) };
         }
     }
 }

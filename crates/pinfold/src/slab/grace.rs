@@ -70,6 +70,18 @@
 //!   F is the writer's own fence. One of these two fences comes first: either step 3 sees R's
 //!   *entered*, or R sees W. No CPU is ever interrupted. Spilled readers always use this way.
 //!
+//! A thread that isolates its CPU ([`isolate`](crate::isolate)) changes a light process to the
+//! heavy way, for good:
+//!
+//! 1. It sets `CHANGING`. While that is set, writers execute the membarrier, which suffices for
+//!    readers of both ways.
+//! 2. It sets `HEAVY` in `COUNTS`. A reader loads `COUNTS` again after it has counted *entered*,
+//!    and before it counts *left*, and fences if it finds `HEAVY`.
+//! 3. It executes a membarrier, M, and clears `CHANGING`. A reader that did not find `HEAVY` after
+//!    its *entered* passes its point of M later: so every later step counts that *entered*. A
+//!    reader that did not find `HEAVY` before its *left* passes its point of M after its last use
+//!    of the object. If the kernel refuses M, `CHANGING` stays set, and no step succeeds.
+//!
 //! # Signals, fork
 //!
 //! Signal handlers may enter, leave and poll anywhere. If one needs a lock that the interrupted
@@ -88,8 +100,10 @@ use crate::topology::facts;
 use core::fmt;
 use core::marker::PhantomData;
 use core::mem::ManuallyDrop;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, compiler_fence, fence as fence_own};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64, AtomicUsize, compiler_fence, fence as fence_own,
+};
 use periods::{LEFT, Periods, SIZE, Spilled};
 use pinfold_rseq::{Backend, FenceError, backend};
 
@@ -200,6 +214,10 @@ pub fn enter() -> Guard {
     // Pairs with the writer's membarrier. Together they act as a full fence, so that the reader's
     // look-ups come after the add.
     compiler_fence(SeqCst);
+    if COUNTS.load() & HEAVY != 0 {
+        // The process has changed to the heavy way since the first load.
+        fence_own(SeqCst);
+    }
     Guard {
         at: counts + phase + LEFT,
         image: 0,
@@ -214,7 +232,7 @@ fn enter_slow(phase: usize) -> Guard {
     let image = IMAGE.load(Relaxed);
     if !add(counts, phase) {
         SPILLED.enter(phase);
-    } else if counts & HEAVY != 0 {
+    } else if (counts | COUNTS.load()) & HEAVY != 0 {
         // Pairs with `fence`: either the writer sees the add, or this reader sees what the writer
         // did before.
         fence_own(SeqCst);
@@ -276,9 +294,10 @@ impl Drop for Guard {
     fn drop(&mut self) {
         // Pairs with the writer's membarrier: the reader's uses of objects come before the add.
         compiler_fence(SeqCst);
+        let heavy = (self.at | COUNTS.load()) & HEAVY != 0;
         // SAFETY: without `HEAVY`, `at` is the offset of a word of the counts' block, which every
         // unit has.
-        if self.at & HEAVY != 0 || !unsafe { units().add(self.at, 1) } {
+        if heavy || !unsafe { units().add(self.at, 1) } {
             leave_slow(self);
         }
     }
@@ -322,6 +341,27 @@ fn decide() -> usize {
     };
     let counts = COUNTS.get_or_alloc(SIZE, register, choose);
     counts.unwrap_or(UNDECIDED)
+}
+
+/// Whether the process is changing to the heavy way, so that there may still be light readers.
+static CHANGING: AtomicBool = AtomicBool::new(false);
+
+/// Changes the process to the heavy way, so that later grace periods interrupt no CPU. See the
+/// module's description. Costs one membarrier if readers were light, and a load otherwise.
+///
+/// If no reader has decided yet, the first one does, and finds an isolated CPU.
+pub(crate) fn let_readers_fence() {
+    if COUNTS.load() & HEAVY != 0 && !CHANGING.load(Acquire) {
+        return;
+    }
+    // Ordered before the flag, which has release order: a writer that sees `HEAVY` also sees
+    // `CHANGING`, or the end of the change.
+    CHANGING.store(true, Relaxed);
+    COUNTS.set_flags(HEAVY);
+    if sys::keep_errno(pinfold_rseq::fence).is_ok() {
+        // Release pairs with the acquire in `fence`.
+        CHANGING.store(false, Release);
+    }
 }
 
 fn cannot_fence() -> bool {
@@ -395,7 +435,8 @@ fn sum(counts: usize, word: usize) -> u64 {
 fn fence(counts: usize) -> Result<(), FenceError> {
     // Pairs with the fences of heavy readers, of spilled readers, and in `ticket`.
     fence_own(SeqCst);
-    if counts & HEAVY == 0 {
+    // Acquire pairs with the release in `let_readers_fence`: the membarrier there is over.
+    if counts & HEAVY == 0 || CHANGING.load(Acquire) {
         // Pairs with the compiler fences of light readers.
         sys::keep_errno(pinfold_rseq::fence)?;
     }

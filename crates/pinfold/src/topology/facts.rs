@@ -10,7 +10,7 @@
 use super::list::List;
 use super::set::{ListError, Set, number};
 use super::{CpuSet, MAX_CPUS, NodeId, NodeSet, Topology, figures, node_path};
-use crate::sys;
+use crate::{spared, sys};
 use core::ffi::CStr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
@@ -150,16 +150,16 @@ pub(crate) fn look_at_cpus() -> usize {
 }
 
 /// Returns whether the library should not interrupt the CPU, by the facts of the last [`read_once`]
-/// or [`follow`].
+/// or [`follow`], or because a thread has isolated it.
 pub(crate) fn is_quiet_cpu(cpu: usize) -> bool {
     read_once();
-    QUIET.contains(cpu)
+    QUIET.contains(cpu) || spared::contains(cpu)
 }
 
 /// Returns whether there is any CPU for which [`is_quiet_cpu`] is true.
 pub(crate) fn any_quiet() -> bool {
     read_once();
-    QUIET.any.load(Relaxed)
+    QUIET.any.load(Relaxed) || spared::any()
 }
 
 /// Returns whether this process may use the memory of more than one node.

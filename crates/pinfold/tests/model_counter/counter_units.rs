@@ -33,7 +33,7 @@
 //! | `Claim::release` | `rseq/src/shard.rs` `Claim::release` | `b3cd18beb94792f8` |
 //! | `blocks_of` | `pinfold/src/counter_units.rs` `blocks_of` | `5c7cd36146fb47ec` |
 //! | `Units::quiesce` | `rseq/src/units.rs` `Units::quiesce` | `4d242a11bc5a7504` |
-//! | `Units::quiesce` | `rseq/src/fence.rs` `membarrier` | `162769474c156a56` |
+//! | `Units::quiesce` | `rseq/src/fence.rs` `membarrier` | `0db18c39a35d1294` |
 
 use loom::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use loom::sync::atomic::{AtomicU64, AtomicUsize};

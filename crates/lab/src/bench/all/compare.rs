@@ -175,11 +175,17 @@ fn jitter(rows: &Rows) -> Comparison {
         (
             "local-worker",
             "a worker on the loop's CPU (local-worker)",
+            "-",
+        ),
+        ("pinfold", "the shepherd, from another CPU (pinfold)", "-"),
+        (
+            "idle-local-worker",
+            "a worker, but nothing to fold (idle-local-worker)",
             "about 200,000",
         ),
         (
-            "pinfold",
-            "the shepherd, from another CPU (pinfold)",
+            "idle-on-demand",
+            "a worker on demand, nothing to fold (idle-on-demand)",
             "about 700",
         ),
         ("fifo", "the worker, loop with SCHED_FIFO (fifo)", "-"),

@@ -34,7 +34,7 @@ use crate::slab::cache::reclaim::{reclaim, shrink_all};
 use crate::slab::cache::registry;
 use crate::slab::node::purge::PERIODS;
 use crate::topology::facts;
-use crate::{arena, shepherd, sys};
+use crate::{arena, shepherd, spared, sys};
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -144,7 +144,9 @@ pub(crate) fn drain(reach: Reach) {
         nodes.for_each(|node| {
             node.release_idle(cache, now);
             // Each call does a small step, so that other threads get the node's lock in between.
-            let more = (0..MORE).take_while(|_| node.purge_more(cache, PERIODS));
+            // While a thread has isolated its CPU, memory waits.
+            let more = if spared::any() { 0 } else { MORE };
+            let more = (0..more).take_while(|_| node.purge_more(cache, PERIODS));
             more.for_each(drop);
         });
     });
@@ -227,15 +229,28 @@ pub(crate) fn take_idle_here() {
 /// Takes all sheaves of the CPU on which this thread runs to their barns, idle or not, without
 /// stopping a unit. Leaves empty sheaves where they are.
 pub(crate) fn take_all_here() {
+    // `drain` and `retire` take this lock too, because they would otherwise miss the sheaf that
+    // this thread has in hand.
+    if let Some(_stopping) = STOPPING.try_lock() {
+        take_all();
+    }
+}
+
+/// Does what [`take_all_here`] does, for a thread that has isolated this CPU. Waits for a thread
+/// that stops units, which may not know yet that the CPU is isolated.
+pub(crate) fn empty_here() {
+    if let Some(_stopping) = STOPPING.lock() {
+        take_all();
+    }
+}
+
+/// Takes all sheaves of the CPU on which this thread runs to their barns. The caller holds
+/// [`STOPPING`].
+fn take_all() {
     let unit = SHEAF_UNITS.unit(pinfold_rseq::current());
     if unit.is_null() {
         return;
     }
-    // `drain` and `retire` take this lock too, because they would otherwise miss the sheaf that
-    // this thread has in hand.
-    let Some(_stopping) = STOPPING.try_lock() else {
-        return;
-    };
     registry::for_each(|cache| {
         for kind in [MAIN, SPARE, HELD, DEFERRED] {
             if !word_is_empty(word(unit, cache.main() + kind).load(Relaxed)) {

@@ -32,6 +32,7 @@ use crate::segment::SlabEvent;
 use crate::slab::cache::descriptor::Descriptor;
 use crate::slab::cache::registry;
 use crate::slab::node::part::Node;
+use crate::spared::{self, Kind};
 use crate::{shepherd, sys};
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicU32;
@@ -265,6 +266,7 @@ fn drain_once(caches: impl Fn(&Descriptor) -> bool) -> Result<(), FenceError> {
         return Ok(());
     };
     let units = || (0..possible()).filter(|&index| !SHEAF_UNITS.unit(index).is_null());
+    spared::note(Kind::Drain);
     units().for_each(|index| SHEAF_UNITS.stop(index));
     let fenced = fence();
     let waited = units().take_while(|&index| fenced.is_ok() && SHEAF_UNITS.await_stopped(index));
