@@ -186,8 +186,7 @@ pub fn enter() -> Result<Isolation, IsolateError> {
         Refused::Full => IsolateError::Full,
     })?;
     slab::grace::let_readers_fence();
-    let own = current();
-    counter::fold_watched(&|unit| unit == own);
+    counter::fold_watched_here();
     slab::empty_here();
     shepherd::await_moves();
     segment::show_isolated();

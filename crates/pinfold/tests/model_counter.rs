@@ -1,10 +1,10 @@
 //! Models of the counter's protocol, explored by loom: `RUSTFLAGS="--cfg loom" cargo test --release
 //! --test model_counter`.
 //!
-//! The protocol is the real files `estimate.rs`, `exact.rs`, `freeze.rs`, `read.rs`, `shards.rs` and
-//! `slow_add.rs` of `counter/`. `model_counter/counter.rs` has the counter's handle, and stands for the other
-//! files of the folder. `model_counter/counter_units.rs` has the machine. The tables there say what
-//! each of their functions mirrors. Each planted fault breaks a guarantee.
+//! The protocol is the real files `estimate.rs`, `exact.rs`, `freeze.rs`, `read.rs`, `shards.rs`
+//! and `slow_add.rs` of `counter/`. `model_counter/counter.rs` has the counter's handle, and stands
+//! for the other files of the folder. `model_counter/counter_units.rs` has the machine. The tables
+//! there say what each of their functions mirrors. Each planted fault breaks a guarantee.
 //!
 //! The kernel aborts a section when it lets another thread run on the CPU. Here a thread that
 //! relies on this waits for the section's end instead.

@@ -10,9 +10,8 @@
 //! | `batch` | how far the shard may be from `folded` before it should be folded |
 //!
 //! The *distance* is `up - down - folded`, a signed number. The operations keep it within twice the
-//! batch on both sides. A shard is *claimed* if its distance is 2^([`DISTANCE_BITS`] - 1) or more
-//! on one side. No other shard is that far away, and neither `up` nor `down` of a claimed shard
-//! moves.
+//! batch on both sides. A shard is *claimed* while `folded` holds a token, which takes the distance
+//! far beyond that. Neither `up` nor `down` of a claimed shard moves.
 #![allow(
     unsafe_code,
     reason = "hands addresses of shards to the critical sections"
@@ -106,7 +105,8 @@ impl Units {
         either!(self, count_up(offset, n))
     }
 
-    /// Adds `n`, which is from 0 to [`MAX_BATCH`], to `down` of the current unit's shard at `offset`.
+    /// Adds `n`, which is from 0 to [`MAX_BATCH`], to `down` of the current unit's shard at
+    /// `offset`.
     ///
     /// Returns the batch and the distance together. Otherwise the same as
     /// [`count_up`](Self::count_up).

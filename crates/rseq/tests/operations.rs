@@ -359,7 +359,7 @@ fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> [u64; 3] {
             }
             counted += u64::from(units.add(COUNTER, 1));
             // Five up for each one down.
-            let is_up = random % 6 != 0;
+            let is_up = !random.is_multiple_of(6);
             let left = match is_up {
                 true => units.count_up(SHARD, batch as i64),
                 false => units.count_down(SHARD, batch as i64),
@@ -370,7 +370,7 @@ fn shuffle(units: &Units, seed: u64, stop: &AtomicBool) -> [u64; 3] {
             if left < 0
                 && let Some(claim) = units.claim(SHARD, TOKEN + 1 + random % 1000)
             {
-                if random % 64 == 0 {
+                if random.is_multiple_of(64) {
                     pin(random as usize / 64 % cpus());
                 }
                 let by = claim.net.wrapping_sub(claim.folded);

@@ -8,7 +8,8 @@ use crate::counter_units;
 use core::sync::atomic::Ordering::{Acquire, Relaxed};
 use pinfold_rseq::shard::is_claimed;
 
-/// Returns the distance of a shard, or 0 while it is claimed. At most twice its batch on both sides.
+/// Returns the distance of a shard, or 0 while it is claimed. At most twice its batch on both
+/// sides.
 ///
 /// The words may move between the loads. Then the result is that of no moment, and still at most
 /// that. An estimate may be any such number, because reads report it as a part of their error.

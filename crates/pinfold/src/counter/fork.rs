@@ -4,9 +4,9 @@
 //! so in the child of a fork, which does not have that thread. So the fork waits some microseconds,
 //! until no counter is frozen and no lock of a counter is held.
 //!
-//! A fork does not wait for folds. If another thread is folding at the moment of the fork, the child
-//! inherits a claimed shard. The claim's token says which thread claimed the shard, and in which
-//! *generation*: the number of forks between the first process and this one. So the child
+//! A fork does not wait for folds. If another thread is folding at the moment of the fork, the
+//! child inherits a claimed shard. The claim's token says which thread claimed the shard, and in
+//! which *generation*: the number of forks between the first process and this one. So the child
 //! recognises the claims that no thread of it will end.
 
 use super::{freezers, stripe};
@@ -42,7 +42,7 @@ fn next_generation() {
     if FORKER.swap(me, Relaxed) != me {
         FORKER_SINCE.store(parent, Relaxed);
     }
-    GENERATION.store(TOKEN | (parent + THREAD + 1) % TOKEN, Relaxed);
+    GENERATION.store(TOKEN | ((parent + THREAD + 1) % TOKEN), Relaxed);
 }
 
 /// Returns whether `token` belongs to a thread that a fork has left behind.
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn a_child_tells_the_claims_that_it_has_lost() {
-        assert!(crate::fork::retry(|| register().then_some(())).is_some());
+        assert!(fork::retry(|| register().then_some(())).is_some());
         let (mine, others) = (token(), token() ^ 1);
         assert!(!is_stale(mine) && !is_stale(others));
         let goes_on = move || !is_stale(mine) && is_stale(others);

@@ -53,8 +53,9 @@ impl Shards {
     /// way.
     ///
     /// These are the active shards, without that of the caller's CPU: there, the kernel aborted any
-    /// other thread's add when it let the caller run. The aborted add starts again, and fails. On the atomic backend, a preempted add goes on later, although another thread has
-    /// run on its CPU in between.
+    /// other thread's add when it let the caller run. The aborted add starts again, and fails. On
+    /// the atomic backend, a preempted add goes on later, although another thread has run on its
+    /// CPU in between.
     fn active_elsewhere(self) -> impl Iterator<Item = usize> {
         let here = (backend() != Backend::Atomic).then(current);
         self.active().filter(move |&unit| Some(unit) != here)

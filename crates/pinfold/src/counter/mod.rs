@@ -71,7 +71,7 @@ pub use histogram::PerCpuHistogram;
 pub use in_shared::{SharedCounters, SharedError};
 pub use percpu_counter::PerCpuCounter;
 pub use snapshot::Snapshot;
-pub(crate) use watch::{fold_watched, watch_block};
+pub(crate) use watch::{fold_watched, fold_watched_here, watch_block};
 
 /// What the protocol of the shards needs from the system. The models in loom replace this module.
 mod primitive {

@@ -61,10 +61,11 @@ pub struct PerCpuCounter {
     /// The first batch. With the bit [`WIDENS`], instead the maximum drift up to which the batch
     /// widens.
     rule: u64,
-    /// The size of the largest add that tries the shard: the batch, or all ones until the counter has
-    /// a block. Larger adds go to the base at once. Stored as its bitwise complement, so that a new
-    /// static of C, which is all zeroes, sends no add to the base. Any value up to [`MAX_BATCH`] is
-    /// correct, because any add may go to the base, and the shard refuses an add that is too large.
+    /// The size of the largest add that tries the shard: the batch, or all ones until the counter
+    /// has a block. Larger adds go to the base at once. Stored as its bitwise complement, so that a
+    /// new static of C, which is all zeroes, sends no add to the base. Any value up to
+    /// [`MAX_BATCH`] is correct, because any add may go to the base, and the shard refuses an add
+    /// that is too large.
     largest_kept_inverted: AtomicU64,
     /// Keeps the base out of the line that adds read.
     apart: [u64; 5],

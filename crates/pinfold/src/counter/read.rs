@@ -118,12 +118,12 @@ impl PerCpuCounter {
         self.sum().cmp(&with)
     }
 
-    /// Adds to what [`read`](Self::read) returns what every CPU holds now. Returns how many CPUs hold
-    /// something, or 0 if nothing has changed since the last fold. Does nothing, and returns 0, if
-    /// another thread folds the counter or changes its batch.
+    /// Adds to what [`read`](Self::read) returns what every CPU holds now. Returns how many CPUs
+    /// hold something, or 0 if nothing has changed since the last fold. Does nothing, and returns
+    /// 0, if another thread folds the counter or changes its batch.
     ///
-    /// After this call, and while no CPU adds, `read` is exact. Runs in the calling thread alone. The
-    /// CPUs that added notice only that their cache lines were read.
+    /// After this call, and while no CPU adds, `read` is exact. Runs in the calling thread alone.
+    /// The CPUs that added notice only that their cache lines were read.
     pub fn fold(&self) -> usize {
         spared::note(Kind::Fold);
         self.shards()

@@ -52,10 +52,10 @@
 //! 1. The distance is at most twice the batch, on both sides, while the shard is not claimed. The
 //!    critical section checks this before it commits. The batch is lowered only by a freeze, or
 //!    after a fence, when no section is under way.
-//! 2. `folded_up - folded_down` is the sum of `folded` over all shards, where a claimed shard counts
-//!    with the value before or after its fold. The net of a claimed shard is at most twice the batch
-//!    away from both. So at each moment, the net of all shards is at most the drift away from
-//!    `folded_up - folded_down`.
+//! 2. `folded_up - folded_down` is the sum of `folded` over all shards, where a claimed shard
+//!    counts with the value before or after its fold. The net of a claimed shard is at most twice
+//!    the batch away from both. So at each moment, the net of all shards is at most the drift away
+//!    from `folded_up - folded_down`.
 //! 3. The value is the base, plus the sum of `up`, less the sum of `down`. Folds, estimates and
 //!    freezes do not change it.
 //!
@@ -67,9 +67,9 @@
 //! # The freeze
 //!
 //! [`freeze`](Shards::freeze) takes [`FREEZE`] from the batch of every shard. Every add and every
-//! claim that begins later fails, and the add goes to the counter's base. A word whose add had begun
-//! may still move once. After [`quiesce`](Shards::quiesce) no word moves. Claims may still be under
-//! way then.
+//! claim that begins later fails, and the add goes to the counter's base. A word whose add had
+//! begun may still move once. After [`quiesce`](Shards::quiesce) no word moves. Claims may still be
+//! under way then.
 //!
 //! A counter may be frozen several times at once, by different threads, or by a signal handler and
 //! the thread that it interrupted: each takes its own [`FREEZE`]. The batch is below [`FREEZE`]. So
@@ -299,8 +299,8 @@ impl Shards {
         }
     }
 
-    /// Chooses a batch that allows an add of `n` on `unit`, if there is one with an error of at most
-    /// `most`.
+    /// Chooses a batch that allows an add of `n` on `unit`, if there is one with an error of at
+    /// most `most`.
     ///
     /// 1. Halves the batch until the batches of all active shards, and of `unit`'s if that is new,
     ///    fit into `most`. Lowering the batch needs a fence.

@@ -54,8 +54,8 @@ impl Shards {
         })
     }
 
-    /// Folds this CPU's shard, if its distance in `direction` is more than the batch. Leaves it half
-    /// a batch on the other side, so that a CPU that counts in one direction folds less often.
+    /// Folds this CPU's shard, if its distance in `direction` is more than the batch. Leaves it
+    /// half a batch on the other side, so that a CPU that counts in one direction folds less often.
     ///
     /// Does nothing if another thread has claimed the shard, or if it is frozen. Costs one critical
     /// section, one atomic add to the total, and one store.

@@ -10,6 +10,7 @@
 
 use super::estimate::distance;
 use super::shards::{SIZE, Shards};
+use super::stripe;
 use crate::counter_units;
 use crate::sys;
 use crate::topology::bits;
@@ -48,7 +49,7 @@ pub(crate) fn watch_block(offset: usize, size: usize, watched: bool) -> bool {
     for block in offset / SIZE..(offset + size).div_ceil(SIZE) {
         WORDS.fetch_max(block / 64 + 1, Relaxed);
         let bit = 1 << (block % 64);
-        // Release pairs with the acquire in `fold_watched_in`: a thread that sees the bit also sees
+        // Release pairs with the acquire in `fold_word`: a thread that sees the bit also sees
         // the block prepared. `forget` clears bits under the shards' locks, and a folding thread
         // checks the bit under such a lock. So it never touches a freed block.
         if watched {
@@ -91,6 +92,26 @@ pub(crate) fn fold_watched(wanted: &impl Fn(usize) -> bool) -> usize {
     places
         .map(|(at, word)| fold_word(at * TOGETHER * SIZE, word, wanted))
         .sum()
+}
+
+/// Folds this CPU's shard of every watched counter, so that it holds nothing. Leaves out counters
+/// of which another thread holds a lock.
+pub(crate) fn fold_watched_here() {
+    let map = map();
+    for (at, word) in map[..WORDS.load(Relaxed).min(map.len())].iter().enumerate() {
+        // Acquire, here and below, pairs with the release in `watch_block`.
+        for bit in bits(word.load(Acquire)) {
+            let offset = (at * TOGETHER + bit) * SIZE;
+            // The counter is not dropped while the lock is held and its bit is set.
+            if let Some(_held) = stripe::try_hold(0, offset)
+                && word.load(Acquire) & 1 << bit != 0
+            {
+                // SAFETY: a thread that frees the block has cleared the bit before, while it held
+                // this lock.
+                unsafe { Shards::at(offset) }.fold_from(1);
+            }
+        }
+    }
 }
 
 /// Estimates the watched counters of one word of the bitmap, whose first block is at `first`.

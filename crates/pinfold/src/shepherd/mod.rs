@@ -264,8 +264,8 @@ impl Shepherd {
 
     /// Has the shepherd fold the counts of isolated CPUs too.
     ///
-    /// A fold interrupts no CPU. But it reads the cache line of the CPU's count, which the CPU's next
-    /// add must then get back for writing.
+    /// A fold interrupts no CPU. But it reads the cache line of the CPU's count, which the CPU's
+    /// next add must then get back for writing.
     #[must_use]
     pub fn fold_isolated(mut self) -> Self {
         self.fold_isolated = true;
