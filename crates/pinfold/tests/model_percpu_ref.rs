@@ -29,7 +29,7 @@
 //! | `Units::add_gated` | `rseq/src/arch/x86_64.rs` `add_gated` | `888dc2e3585c9366` |
 //! | `Units::add_gated` | `rseq/src/arch/aarch64.rs` `add_gated` | `bcf7cfe9215df33e` |
 //! | `Units::quiesce` | `rseq/src/units.rs` `Units::quiesce` | `4d242a11bc5a7504` |
-//! | `Units::quiesce` | `rseq/src/fence.rs` `membarrier` | `162769474c156a56` |
+//! | `Units::quiesce` | `rseq/src/fence.rs` `membarrier` | `0db18c39a35d1294` |
 #![cfg(loom)]
 
 #[macro_use]

@@ -118,6 +118,9 @@ pub(crate) fn fold_watched_here() {
 ///
 /// Goes through one unit after the other, so that neighbouring counters are read from the same
 /// cache lines in sequence. Writes nothing for a counter whose estimate stays.
+///
+/// Not inlined, so that what a tick calls next does not lie above the distances on the stack.
+#[inline(never)]
 fn fold_word(first: usize, word: &AtomicU64, wanted: &impl Fn(usize) -> bool) -> usize {
     // Acquire pairs with the release in `watch_block`: this thread sees the blocks prepared.
     let watched = word.load(Acquire);
