@@ -14,6 +14,9 @@ fn counter_measures_all_designs_in_all_combinations() {
         "slowcount",
         "add-start",
         "add-start-percpu",
+        "spinlock-rseq",
+        "total-rseq",
+        "overstep-rseq",
         "atomic",
         "pinfold-batch",
         "pinfold",
@@ -30,6 +33,7 @@ fn counter_measures_all_designs_in_all_combinations() {
                 [
                     "amount",
                     "batch",
+                    "error_bound",
                     "hand_over",
                     "mmap",
                     "ns_per_op",
@@ -54,6 +58,16 @@ fn counter_measures_all_designs_in_all_combinations() {
             );
             let has_batch = !["atomic", "pinfold"].contains(&row["subject"].as_str().unwrap());
             assert_eq!(row["batch"].as_u64() >= Some(32), has_batch, "{row}");
+            let bound = match row["subject"].as_str().unwrap() {
+                "atomic" => Some(0..=0),
+                "pinfold-batch" => Some(64..=4 * 32 * 8192),
+                "pinfold" => Some(1..=64 * 32768 * 8192),
+                _ => None,
+            };
+            match bound {
+                Some(bound) => assert!(bound.contains(&row["error_bound"].as_u64().unwrap())),
+                None => assert_eq!(row["error_bound"], Value::Null, "{row}"),
+            }
             assert!(row["ns_per_op"].as_f64() > Some(0.0), "{row}");
             // The kernel may round either of the two to 0 in a short run.
             let times = ["user_ns_per_op", "sys_ns_per_op"].map(|time| row[time].as_f64().unwrap());
@@ -80,7 +94,7 @@ fn amounts_and_a_batch_can_be_chosen() {
     let line = "counter --threads 3 --rounds 1 --seconds 0.2 --mmap no --summing no";
     let rows = rows(&format!("{line} --amount 5,9 --batch 100"));
     let amounts: Vec<_> = rows.iter().map(|row| row["amount"].as_u64()).collect();
-    assert_eq!(amounts, [[Some(5); 7], [Some(9); 7]].concat());
+    assert_eq!(amounts, [[Some(5); 10], [Some(9); 10]].concat());
     assert!(
         rows.iter()
             .all(|row| [100.into(), Value::Null].contains(&row["batch"]))

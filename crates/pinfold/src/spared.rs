@@ -39,7 +39,7 @@ pub(crate) enum Kind {
     /// Memory went back to the system, so that the kernel may have interrupted the CPU to flush
     /// translations of addresses.
     GiveBack,
-    /// A fold wrote to the limits beside the CPU's counts.
+    /// A fold read the CPU's counts.
     Fold,
     /// The CPU's unit of the object caches was stopped and emptied.
     Drain,

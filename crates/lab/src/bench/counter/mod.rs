@@ -38,14 +38,18 @@ use workers::Wave;
 /// The pairs sleep after every 64 hand-overs, so compare the user column. The error column shows
 /// whose sums are exact.
 ///
-/// Subjects: spinlock-batch (percpu_counter before the patches: a spinlock around the shared
-/// count), slowcount (Eric Dumazet's patch), add-start (Shaohua Li's reply), add-start-percpu (the
-/// same with the per-CPU add_start that the reply proposes), atomic (one atomic integer),
-/// pinfold-batch (Pinfold's PerCpuCounter). All have the same batch. Beside them stands
-/// pinfold: a PerCpuCounter that chooses its batch itself, and whose cheap reads may be off by 64
-/// mappings per CPU. With `--processes` these two are left out, and pinfold-shared takes their
-/// place: Pinfold's counters in shared memory, which have no batch. Atomic has none either. The
-/// plot has bars, or lines if several numbers of workers are given.
+/// Subjects on locked instructions: spinlock-batch (percpu_counter before the patches: a spinlock
+/// around the shared count), slowcount (Eric Dumazet's patch), add-start (Shaohua Li's reply),
+/// add-start-percpu (the same with the per-CPU add_start that the reply proposes). On restartable
+/// sequences, which cost what the kernel's this_cpu operations cost: spinlock-rseq (percpu_counter
+/// again), total-rseq (an atomic shared count), overstep-rseq (the same, and a fold leaves half a
+/// batch on the other side), pinfold-batch (Pinfold's PerCpuCounter). All have the same batch.
+/// Atomic (one atomic integer) has none. Beside them stands pinfold: a PerCpuCounter that chooses
+/// its batch itself, and whose cheap reads may be off by 64 mappings per CPU. Its workers add two
+/// of its own batches. The column `bound` says how far a cheap read may be off. `-` means that it
+/// has no bound, because a preempted thread may hold an amount. With `--processes` the designs on
+/// sequences are left out, and pinfold-shared takes Pinfold's place: counters in shared memory,
+/// which have no batch. The plot has bars, or lines if several numbers of workers are given.
 #[derive(clap::Args)]
 pub struct Args {
     /// Number of workers; several numbers, separated by commas, are measured one after the other
@@ -112,6 +116,9 @@ crate::names! {
         Slowcount = "slowcount",
         AddStart = "add-start",
         AddStartPercpu = "add-start-percpu",
+        SpinlockRseq = "spinlock-rseq",
+        TotalRseq = "total-rseq",
+        OverstepRseq = "overstep-rseq",
         Atomic = "atomic",
         PinfoldBatch = "pinfold-batch",
         Pinfold = "pinfold",
@@ -130,7 +137,19 @@ impl SubjectName {
 
     /// Returns whether the design can count in memory shared by processes.
     fn is_shareable(self) -> bool {
-        !matches!(self, SubjectName::Pinfold | SubjectName::PinfoldBatch)
+        use SubjectName::{OverstepRseq, Pinfold, PinfoldBatch, SpinlockRseq, TotalRseq};
+        !matches!(
+            self,
+            Pinfold | PinfoldBatch | SpinlockRseq | TotalRseq | OverstepRseq
+        )
+    }
+
+    /// Returns the batch that this design's adds must reach, if the command's is `batch`.
+    fn batch_to_reach(self, batch: i64) -> i64 {
+        match self {
+            SubjectName::Pinfold => designs::largest_batch(),
+            _ => batch,
+        }
     }
 }
 
@@ -172,6 +191,8 @@ struct Row {
     sys_ns_per_op: f64,
     /// In pages. `None` without a summing thread.
     sum_error_max: Option<u64>,
+    /// How far a cheap read may be off, in pages. `None` for a design without a bound.
+    error_bound: Option<u64>,
     /// Number of sums behind `sum_error_max`.
     #[serde(skip)]
     sums: u64,
@@ -292,7 +313,11 @@ fn measure_cell(
     let mut outcomes: Vec<_> = contenders.iter().map(|_| Vec::new()).collect();
     for _ in 0..rounds {
         for ((name, contender), outcomes) in contenders.iter().zip(&mut outcomes) {
-            let outcome = contender(setup).with_context(|| name.name())?;
+            let wave = match setup.hand_over {
+                true => setup.wave,
+                false => Wave::new(setup.wave.amount, name.batch_to_reach(i64::from(batch))),
+            };
+            let outcome = contender(Setup { wave, ..setup }).with_context(|| name.name())?;
             outcomes.push(outcome);
             progress.step();
         }
@@ -318,6 +343,10 @@ fn measure_cell(
                 user_ns_per_op: middle(|outcome| outcome.user_ns_per_op),
                 sys_ns_per_op: middle(|outcome| outcome.sys_ns_per_op),
                 sum_error_max: errors.max().filter(|_| setup.summing),
+                error_bound: outcomes
+                    .iter()
+                    .filter_map(|outcome| outcome.error_bound)
+                    .max(),
                 sums: outcomes.iter().map(|outcome| outcome.sums).sum(),
             }
         });

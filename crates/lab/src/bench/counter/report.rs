@@ -57,6 +57,9 @@ fn table(cell: &[Row]) -> Table {
         .column("batch", |row| {
             row.batch.map_or_else(dash, |batch| batch.to_string())
         })
+        .column("bound", |row| {
+            row.error_bound.map_or_else(dash, |bound| bound.to_string())
+        })
         .column("ns", |row| format!("{:.1}", row.ns_per_op))
         .column("user ns", |row| format!("{:.1}", row.user_ns_per_op))
         .column("sys ns", |row| format!("{:.1}", row.sys_ns_per_op))

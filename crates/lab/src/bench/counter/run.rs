@@ -1,7 +1,9 @@
 //! One run of one design: start the workers, let them count, sum meanwhile, check the result.
 
 use super::SubjectName;
-use super::designs::{self, AddStart, Atomic, Design, Shared, Slowcount, SpinlockBatch};
+use super::designs::{
+    self, AddStart, Atomic, Design, Shared, Slowcount, SpinlockBatch, SpinlockRseq, TotalRseq,
+};
 use super::hand_over;
 use super::percpu::PerCpu;
 use super::shared::SharedSlice;
@@ -38,6 +40,8 @@ pub struct Outcome {
     /// Number of sums made.
     pub sums: u64,
     pub sum_error_max: u64,
+    /// How far a cheap read may be off after the run, or `None` if there is no bound.
+    pub error_bound: Option<u64>,
 }
 
 /// Runs a design. Only a whole run is one dynamic call.
@@ -52,6 +56,9 @@ pub fn contender(name: SubjectName, batch: i64) -> Result<Contender> {
         SubjectName::AddStart => shared::<AddStart<AtomicI32>>(batch)?,
         SubjectName::AddStartPercpu => shared::<AddStart<PerCpu>>(batch)?,
         SubjectName::Atomic => shared::<Atomic>(batch)?,
+        SubjectName::SpinlockRseq => own(SpinlockRseq::new(batch)),
+        SubjectName::TotalRseq => own(TotalRseq::<false>::new(batch)),
+        SubjectName::OverstepRseq => own(TotalRseq::<true>::new(batch)),
         SubjectName::PinfoldShared => own(designs::in_shared()?),
         SubjectName::Pinfold => own(designs::with_max_drift()),
         SubjectName::PinfoldBatch => own(PerCpuCounter::new().with_batch(batch.unsigned_abs())),
@@ -114,6 +121,7 @@ fn run<D: Design>(design: &D, setup: Setup) -> Result<Outcome> {
         sys_ns_per_op: per_op(used.sys - before.sys),
         sums: led.sums,
         sum_error_max: led.error,
+        error_bound: design.error_bound(),
     })
 }
 

@@ -25,4 +25,8 @@ impl Design for Atomic {
     fn sum(&self) -> i64 {
         self.0.0.load(Acquire)
     }
+
+    fn error_bound(&self) -> Option<u64> {
+        Some(0)
+    }
 }

@@ -3,13 +3,15 @@
 
 mod add_start;
 mod atomic;
+mod on_sections;
 mod pinfold;
 mod slowcount;
 mod spinlock_batch;
 
 pub use add_start::AddStart;
 pub use atomic::Atomic;
-pub use pinfold::{in_shared, max_drift, with_max_drift};
+pub use on_sections::{SpinlockRseq, TotalRseq};
+pub use pinfold::{in_shared, largest_batch, max_drift, with_max_drift};
 pub use slowcount::Slowcount;
 pub use spinlock_batch::SpinlockBatch;
 
@@ -22,6 +24,11 @@ pub trait Design: Sync {
 
     /// Returns the value, as exactly as the design can.
     fn sum(&self) -> i64;
+
+    /// Returns how far a cheap read of the shared count may be off, or `None` if there is no bound.
+    fn error_bound(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// A design that works in memory shared by processes. Its all-zero state counts 0.

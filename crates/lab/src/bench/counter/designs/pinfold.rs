@@ -16,6 +16,10 @@ impl Design for PerCpuCounter {
     fn sum(&self) -> i64 {
         PerCpuCounter::sum(self)
     }
+
+    fn error_bound(&self) -> Option<u64> {
+        Some(PerCpuCounter::error_bound(self))
+    }
 }
 
 impl Design for SharedCounters {
@@ -27,6 +31,11 @@ impl Design for SharedCounters {
     fn sum(&self) -> i64 {
         // Counter 0 always exists.
         SharedCounters::sum(self, 0).unwrap_or(0)
+    }
+
+    fn error_bound(&self) -> Option<u64> {
+        // A read is off by what is added during the read.
+        Some(0)
     }
 }
 
@@ -47,10 +56,15 @@ pub fn in_shared() -> Result<SharedCounters> {
 /// Returns how far `pinfold`'s cheap reads may be off, in pages: 64 mappings of the loop for each
 /// possible CPU.
 ///
-/// With this drift nearly all adds stay in the CPUs' shards. Threads that move between CPUs make
-/// the shards differ by a few mappings, not by 64.
+/// With this drift a CPU folds after some mappings.
 pub fn max_drift() -> u64 {
     64 * PAGES as u64 * pinfold_rseq::possible() as u64
+}
+
+/// Returns the largest batch that `pinfold` may choose: a read is off by at most four batches for
+/// each CPU.
+pub fn largest_batch() -> i64 {
+    (max_drift() / 4 / pinfold_rseq::possible() as u64) as i64
 }
 
 pub fn with_max_drift() -> PerCpuCounter {
