@@ -280,7 +280,7 @@ impl Shards {
 
     /// Activates the shard of `unit`. The caller holds its lock.
     pub(super) fn activate(self, _held: &impl Sized, unit: usize, batch: u64) {
-        // Raises the drift first, so that a shard never has headroom that the drift does not count.
+        // Raises the drift first, so that a shard never holds more than the drift counts.
         shared(self.offset + ACTIVE).fetch_add(ONE_SHARD, AcqRel);
         self.move_batch(unit, batch);
     }

@@ -63,8 +63,8 @@ impl Design for SpinlockRseq {
     }
 }
 
-/// `total-rseq`: the shared count is an atomic. `overstep-rseq`: also, a fold leaves half a batch on
-/// the other side, as vmstat's does.
+/// `total-rseq`: the shared count is an atomic. `overstep-rseq`: also, a fold leaves half a batch
+/// on the other side, as vmstat's does.
 pub struct TotalRseq<const OVERSTEP: bool> {
     local: PerCpu<i64>,
     count: Padded<AtomicI64>,
