@@ -82,12 +82,12 @@ fn large_adds_and_changed_batches_keep_the_bound() {
         for n in [1, 33, -33, 5000, -5000, i64::MIN, i64::MAX, 1] {
             counter.add(n);
         }
-        // An add above an eighth of the batch goes to the base, which a read sees at once.
+        // An add above the batch goes to the base, which a read sees at once.
         counter.set(0);
         counter.fold();
         counter.add(1 << 30);
         assert_eq!(counter.read(), 1 << 30);
-        // With a batch that is eight times as large, the same size may stay on the CPU.
+        // With a larger batch, the same size may stay on the CPU.
         counter.set_batch(1 << 33).unwrap();
         counter.add(1 << 30);
         counter.add(1 << 30);
