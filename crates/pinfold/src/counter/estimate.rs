@@ -131,7 +131,7 @@ mod tests {
     fn shards_that_a_fork_left_claimed_are_repaired() {
         const BATCH: i64 = 100;
         let counter = PerCpuCounter::new().with_batch(BATCH as u64);
-        counter.add(1);
+        use_two_units(&counter);
         let shards = counter.shards_or_alloc().unwrap();
         // A token of another thread, of another generation.
         let token = fork::token() ^ (1 << 50 | 1 << 20);
@@ -168,13 +168,38 @@ mod tests {
         }
     }
 
+    /// Lets two threads count, so that two units are in use.
+    fn use_two_units(counter: &PerCpuCounter) {
+        let is_done = || used().count() >= pinfold_rseq::possible().min(2);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| (0..1_000_000).any(|_| (counter.add(1), is_done()).1));
+            }
+        });
+        assert!(is_done());
+    }
+
     #[test]
     fn a_live_claim_is_not_repaired() {
         let counter = PerCpuCounter::new().with_batch(100);
-        counter.add(1);
+        use_two_units(&counter);
         let shards = counter.shards_or_alloc().unwrap();
         set_distances(shards, 7);
         let unit = used().next().unwrap();
+        // Another shard is left behind. What it had folded cannot be known beside a live claim.
+        if let Some(other) = used().nth(1) {
+            let before = shards.look_at(other);
+            let lost = before.net.wrapping_add(fork::token() ^ (1 << 50 | 1 << 20));
+            shards.set_folded(other, lost);
+            let live = shards.look_at(unit);
+            shards.set_folded(unit, live.net.wrapping_add(fork::token()));
+            let held = stripe::hold_all(shards.offset());
+            shards.repair_all();
+            drop(held);
+            assert_eq!(shards.look_at(other).folded, lost);
+            shards.set_folded(unit, live.folded);
+            shards.set_folded(other, before.folded);
+        }
         let look = shards.look_at(unit);
         let claimed = look.net.wrapping_add(fork::token());
         shards.set_folded(unit, claimed);
