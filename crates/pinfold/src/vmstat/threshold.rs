@@ -77,8 +77,11 @@ impl<I: Item> VmStat<I> {
     }
 
     /// Sets the threshold of every zone and item to what [`pressure_threshold`] returns for the
-    /// CPUs that are online now and for `distance`. Costs as much as
+    /// CPUs that are online now and for a quarter of `distance`. Costs as much as
     /// [`set_threshold`](Self::set_threshold), and reads a file. Not for signal handlers.
+    ///
+    /// A read is off by at most four thresholds for each CPU that counts. So it is within `distance`
+    /// of the total, if `distance` is at least four times the number of CPUs.
     ///
     /// # Errors
     ///
