@@ -80,8 +80,8 @@ impl<I: Item> VmStat<I> {
     /// CPUs that are online now and for a quarter of `distance`. Costs as much as
     /// [`set_threshold`](Self::set_threshold), and reads a file. Not for signal handlers.
     ///
-    /// A read is off by at most four thresholds for each CPU that counts. So it is within `distance`
-    /// of the total, if `distance` is at least four times the number of CPUs.
+    /// A read is off by at most four thresholds for each CPU that counts. So it is within
+    /// `distance` of the total, if `distance` is at least four times the number of CPUs.
     ///
     /// # Errors
     ///
