@@ -1031,7 +1031,7 @@ void pinfold_vmstat_dec(struct pinfold_vmstat *stat, int zone, size_t item);
 
 /*
  * Return an item's total over all zones, and in one zone. A read takes a few loads for each zone,
- * and is off by at most pinfold_vmstat_error_bound, or, in a zone, by at most the threshold for
+ * and is off by at most pinfold_vmstat_error_bound, or, in a zone, by at most four thresholds for
  * each CPU that counts. A sum is exact: each zone's part was its value at one moment during the
  * call. It reads the words of each CPU, and interrupts none.
  */
