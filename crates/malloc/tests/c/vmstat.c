@@ -4,6 +4,7 @@
 #include "pinfold.h"
 #include <errno.h>
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define THREADS 4

@@ -330,7 +330,8 @@ impl<I: Item> VmStat<I> {
     }
 
     /// Returns an item's approximate total in one zone. Off by at most twice the zone's threshold
-    /// for each CPU that counts, and by what the last [`fold`](Self::fold) found there.
+    /// for each CPU that counts, and by what the last [`fold`](Self::fold) found there, which is at
+    /// most as much again.
     pub fn read_zone(&self, zone: Zone, item: I) -> i64 {
         self.in_zone(zone, item).map_or(0, PerCpuCounter::read)
     }
