@@ -198,7 +198,8 @@ struct Watched {
 
 impl Watched {
     fn new(shepherd: Shepherd) -> Self {
-        let running = shepherd.start().unwrap();
+        // The thread that adds may be on an isolated CPU.
+        let running = shepherd.fold_isolated().start().unwrap();
         let counter = PerCpuCounter::new().with_batch(1 << 20);
         shepherd::watch(&counter).unwrap();
         Watched { running, counter }

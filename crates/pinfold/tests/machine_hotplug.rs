@@ -96,7 +96,7 @@ fn thresholds_follow_the_cpus_that_are_online() {
         assert_eq!(stat.sum(Pool::Dirty), -truth);
         wait_until("folding", || stat.read(Pool::Used) == truth);
         let bound = stat.error_bound(Pool::Used);
-        assert!(bound <= stat.threshold(ZONE) * listed("possible").len() as u64);
+        assert!(bound <= 4 * stat.threshold(ZONE) * listed("possible").len() as u64);
         // The shepherd does not interrupt an isolated CPU that has counted. The program may.
         if !quiet.is_empty() {
             assert_eq!(with_quiet.threshold(ZONE), before);
