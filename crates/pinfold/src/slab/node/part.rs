@@ -22,6 +22,7 @@ use crate::segment::{NodeEvents, SlabEvent};
 use crate::slab::cache::descriptor::Descriptor;
 use crate::slab::cache::tune::QUARANTINE;
 use crate::slab::cpu::sheaf::{Sheaf, SheafList};
+use crate::spared;
 use core::alloc::Layout;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
@@ -393,7 +394,10 @@ impl Node {
         stock.exchanges = 0;
         self.sparse.store(stock.is_draining(cache), Relaxed);
         stock.slabs.release_idle(cache);
-        stock.slabs.purge_idle(cache, PERIODS);
+        // While a thread has isolated its CPU, memory waits.
+        if !spared::any() {
+            stock.slabs.purge_idle(cache, PERIODS);
+        }
     }
 
     /// Gives back pages of free objects, in slabs that were left alone for `periods` periods of
