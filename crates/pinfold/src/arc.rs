@@ -121,8 +121,8 @@ impl<T> PerCpuArcOwner<T> {
 
 impl<T> Drop for PerCpuArcOwner<T> {
     fn drop(&mut self) {
-        // SAFETY: `drop` runs once, and the owner is not used afterwards. On an error the initial
-        // reference stays for ever, so the value is never dropped.
+        // SAFETY: `drop` runs once, and the owner is not used afterwards. After an
+        // error the initial reference is never given back, so the value is never dropped.
         let _ = unsafe { self.end() };
     }
 }

@@ -99,8 +99,8 @@ pinfold_rseq::error_texts! { IsolateError:
 /// What disturbed an isolated CPU since [`enter`].
 ///
 /// The first four are acts of this library in other threads of the process. Each *may* have
-/// disturbed the CPU: the kernel does not say. The others come from the kernel, and count
-/// everything that happened to the thread or the CPU, whoever caused it.
+/// disturbed the CPU: the kernel does not say. The others are the
+/// kernel's counts. They include what other programs caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {

@@ -341,7 +341,7 @@ impl Drop for PerCpuCounter {
     fn drop(&mut self) {
         if let Some(shards) = self.shards() {
             // A thread that folds this counter in the background checks the counter's bit with a
-            // shard's lock held. It does not touch the block once the bit is cleared.
+            // lock of the counter held. It does not touch the block once the bit is cleared.
             let held = stripe::hold_all(shards.offset());
             watch::forget(shards.offset(), SIZE);
             // SAFETY: `shards_or_alloc` allocated the block, or `adopt` took it over. `drop` has

@@ -1,12 +1,12 @@
 //! The locks of the counters' slow paths.
 //!
 //! A shard has no lock of its own. Its CPU and its counter's block choose one of the locks in
-//! [`ALL`]: the CPU chooses the cache line, and the block chooses the lock in that line. With up to
-//! 64 CPUs, a line is used only by its own CPU, and by threads that fold from other CPUs or take
-//! all locks of a counter.
+//! [`ALL`]: the CPU chooses the cache line, and the block chooses the lock in that line.
 //!
-//! * An add or a fold tries one lock. If the lock is taken, the add goes to the shared base, and
-//!   the fold leaves the shard out.
+//! * An add takes no lock, and neither does the fold after it. Only the first add on a CPU tries
+//!   one, to activate the shard. If the lock is taken, the add goes to the shared base.
+//! * A fold from afar tries the lock of the first CPU, to store the estimate. If the lock is taken,
+//!   it leaves the counter out.
 //! * `read`, `bounds` and `sum` take no lock.
 //! * `limited_add` waits for the locks of all the counter's shards, but refuses instead of waiting
 //!   if its thread holds such a lock or one of a later rank.
@@ -17,8 +17,8 @@
 //! The operations in the last item must not run in a signal handler. The handler would wait for the
 //! frame that it interrupted, if that frame holds one of the locks.
 //!
-//! A lock's word is 0, or the thread pointer of the holder. A holder folds a few words, or keeps a
-//! counter frozen for some microseconds.
+//! A lock's word is 0, or the thread pointer of the holder. A holder writes a few words, or keeps a
+//! counter frozen for some microseconds, or until the folds that are under way have ended.
 
 use super::shards::SIZE;
 use crate::lock::{Patience, Rank, is_any_held};

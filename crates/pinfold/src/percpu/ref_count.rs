@@ -1,10 +1,10 @@
 //! A reference count that is kept per CPU while the object is alive.
 //!
 //! An atomic count is a cache line that every CPU writes. A count per CPU is cheap to change, but
-//! nobody sees when the sum of all CPUs is 0. So a *live* count is kept per CPU, and one thread
-//! holds the *initial* reference, which keeps the sum above 0. That thread *kills* the count: the
-//! count becomes atomic, and the initial reference goes. From then on, each put sees whether it was
-//! the last one. This is the kernel's `percpu_ref`.
+//! no thread notices when the sum of all CPUs becomes 0. So a count is kept per CPU only while it
+//! is *live*: while one thread holds the *initial* reference, which keeps the sum above 0. That
+//! thread *kills* the count: the count becomes atomic, and the initial reference goes. From then
+//! on, each put sees whether it was the last one. This is the kernel's `percpu_ref`.
 //!
 //! # The words
 //!
