@@ -1,6 +1,7 @@
 //! What a thread can do about the shards of other CPUs: estimate what they hold, and repair those
 //! that a fork has left claimed.
 
+use super::fork;
 use super::primitive::AtomicU64;
 use super::shards::{FREEZE, Shards};
 use super::stripe;
@@ -30,12 +31,16 @@ impl Shards {
     /// Returns how many shards hold something, at least 1, or 0 if the estimate has not changed.
     ///
     /// Leaves the counter out if another thread holds one of its locks. Calls `still_there` with
-    /// the lock held, and does not touch the total if that returns false.
+    /// the lock held, and writes nothing if that returns false. First ends the claims that a fork
+    /// has left behind, because it is not known what such a shard holds.
     pub(super) fn estimate(
         self,
         wanted: &impl Fn(usize) -> bool,
         still_there: impl Fn() -> bool,
     ) -> usize {
+        if fork::has_happened() && self.active().any(|unit| self.look_at(unit).is_stale()) {
+            self.repair_all(&still_there);
+        }
         let Some(_held) = stripe::try_hold(0, self.offset()) else {
             return 0;
         };
@@ -53,7 +58,17 @@ impl Shards {
         holding.max(1)
     }
 
-    /// Ends the claim of this CPU's shard if a fork has left it behind.
+    /// Ends all claims that a fork has left behind, if this CPU's shard has one.
+    #[cold]
+    pub(super) fn repair(self) {
+        let is_left_behind = |unit| self.look_at(unit).is_stale();
+        if counter_units::install_here().is_some_and(is_left_behind) {
+            self.repair_all(|| true);
+        }
+    }
+
+    /// Ends all claims that a fork has left behind. Calls `still_there` with all locks held, and
+    /// does nothing if that returns false.
     ///
     /// It is not known whether the lost thread had raised the total. But the total is the sum of
     /// `folded` over all shards, so what the other shards have folded tells it. If several claims
@@ -61,18 +76,12 @@ impl Shards {
     /// batch, because with the true values none did.
     ///
     /// Does nothing if another claim is under way or another thread holds one of the locks. The
-    /// next slow add tries again.
+    /// next slow add or estimate tries again.
     #[cold]
-    pub(super) fn repair(self) {
-        let is_left_behind = |unit| self.look_at(unit).is_stale();
-        if counter_units::install_here().is_some_and(is_left_behind)
-            && let Some(_held) = stripe::try_hold_all(self.offset())
-        {
-            self.repair_all();
-        }
-    }
-
-    fn repair_all(self) {
+    fn repair_all(self, still_there: impl Fn() -> bool) {
+        let Some(_held) = stripe::try_hold_all(self.offset()).filter(|_| still_there()) else {
+            return;
+        };
         let total = self.folded();
         let (mut left_behind, mut missing) = (0, total.net());
         for look in self.active().map(|unit| self.look_at(unit)) {
@@ -104,11 +113,13 @@ impl Shards {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::PerCpuCounter;
+    use super::super::fork::in_child;
     use super::super::shards::Direction;
-    use super::super::{PerCpuCounter, fork};
     use super::*;
     use crate::counter_units::{used, word_at};
     use core::sync::atomic::Ordering::SeqCst;
+    use std::vec::Vec;
 
     /// Sets `up` and `folded` of each shard, as if it had counted and not folded yet.
     fn set_distances(shards: Shards, distance: i64) {
@@ -151,9 +162,7 @@ mod tests {
                     }
                 }
                 assert!(used().all(|unit| shards.look_at(unit).is_stale()));
-                let held = stripe::hold_all(shards.offset());
-                shards.repair_all();
-                drop(held);
+                shards.repair_all(|| true);
                 let mut folded = 0;
                 for look in used().map(|unit| shards.look_at(unit)) {
                     let left = look.net.wrapping_sub(look.folded) as i64;
@@ -180,6 +189,26 @@ mod tests {
     }
 
     #[test]
+    fn a_childs_fold_ends_the_claims_of_all_cpus() {
+        assert!(crate::fork::retry(|| fork::register().then_some(())).is_some());
+        let counter = PerCpuCounter::new().with_batch(100);
+        use_two_units(&counter);
+        let shards = counter.shards_or_alloc().unwrap();
+        set_distances(shards, 7);
+        let before: Vec<_> = used().map(|unit| (unit, shards.look_at(unit))).collect();
+        for (unit, look) in &before {
+            // The token of another thread of this process.
+            shards.set_folded(*unit, look.net.wrapping_add(fork::token() ^ 1));
+        }
+        let folds = || (counter.fold(), counter.read() == counter.sum()).1;
+        assert!(!folds(), "a live claim hides what its shard holds");
+        assert!(in_child(folds));
+        for (unit, look) in before {
+            shards.set_folded(unit, look.folded);
+        }
+    }
+
+    #[test]
     fn a_live_claim_is_not_repaired() {
         let counter = PerCpuCounter::new().with_batch(100);
         use_two_units(&counter);
@@ -193,9 +222,7 @@ mod tests {
             shards.set_folded(other, lost);
             let live = shards.look_at(unit);
             shards.set_folded(unit, live.net.wrapping_add(fork::token()));
-            let held = stripe::hold_all(shards.offset());
-            shards.repair_all();
-            drop(held);
+            shards.repair_all(|| true);
             assert_eq!(shards.look_at(other).folded, lost);
             shards.set_folded(unit, live.folded);
             shards.set_folded(other, before.folded);
@@ -203,9 +230,9 @@ mod tests {
         let look = shards.look_at(unit);
         let claimed = look.net.wrapping_add(fork::token());
         shards.set_folded(unit, claimed);
-        let held = stripe::hold_all(shards.offset());
-        shards.repair_all();
+        shards.repair_all(|| true);
         assert_eq!(shards.look_at(unit).folded, claimed);
+        let held = stripe::hold_all(shards.offset());
         assert!(!shards.fold_all(&held, false), "waits for no claim");
         shards.set_folded(unit, look.folded);
         assert!(shards.fold_all(&held, true));

@@ -45,6 +45,12 @@ fn next_generation() {
     GENERATION.store(TOKEN | ((parent + THREAD + 1) % TOKEN), Relaxed);
 }
 
+/// Returns whether this process is the child of one that used counters. Only then can a claim be
+/// stale.
+pub(super) fn has_happened() -> bool {
+    FORKER.load(Relaxed) != 0
+}
+
 /// Returns whether `token` belongs to a thread that a fork has left behind.
 ///
 /// The forking thread goes on in the child. It may have claimed a shard if a signal handler forked.
@@ -102,11 +108,14 @@ pub(crate) fn outlast<T>(mut f: impl FnMut() -> Option<T>) -> Option<T> {
 }
 
 #[cfg(test)]
+pub(super) use tests::in_child;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     /// Forks. The child calls `f` and exits. Returns whether `f` returned true.
-    fn in_child(f: impl FnOnce() -> bool) -> bool {
+    pub(in super::super) fn in_child(f: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls `f`, which only reads atomics and forks, and exits without a
         // return into the test.
         unsafe {

@@ -42,6 +42,10 @@ mod fork {
         TOKEN + 1
     }
 
+    pub fn has_happened() -> bool {
+        false
+    }
+
     pub fn is_stale(_token: u64) -> bool {
         false
     }
