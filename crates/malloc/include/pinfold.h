@@ -991,6 +991,37 @@ void pinfold_event_add(struct pinfold_event *event, uint64_t n);
 uint64_t pinfold_event_sum(const struct pinfold_event *event);
 
 /*
+ * Two counts of things that happen together, for example packets and their bytes. Both only go up,
+ * modulo 2^64. Take 16 bytes for each CPU that counts.
+ */
+struct pinfold_event_pair {
+	uint64_t pinfold_private[3];
+};
+
+/* Initialises a static pair to 0 and 0. Do not destroy such a pair. */
+#define PINFOLD_EVENT_PAIR_INIT { { 0, 0, 0 } }
+
+/* Creates a pair at 0 and 0. Returns it, or NULL with ENOMEM. */
+struct pinfold_event_pair *pinfold_event_pair_create(void);
+
+/* Ends a pair of pinfold_event_pair_create. */
+void pinfold_event_pair_destroy(struct pinfold_event_pair *pair);
+
+/*
+ * Adds `first` to the first count and `second` to the second one. Never fails, and never waits.
+ * Costs a call and one critical section for both.
+ */
+void pinfold_event_pair_add(struct pinfold_event_pair *pair, uint64_t first, uint64_t second);
+
+/*
+ * Stores both counts: each at least what it was when the call began, and at most what it was when
+ * the call ended. An add during the call may be in one of them only. Reads two words for each CPU
+ * that has counted.
+ */
+void pinfold_event_pair_sum(const struct pinfold_event_pair *pair, uint64_t *first,
+			    uint64_t *second);
+
+/*
  * Counts by zone and item, as in the kernel's vmstat. A zone is the memory of a node in pages of
  * one size. Nodes are numbered from 0, as in pinfold_cache_alloc_node. Each CPU keeps a difference
  * of at most the zone's threshold to itself; the rest is in totals.

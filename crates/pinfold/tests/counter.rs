@@ -3,7 +3,9 @@
 mod common;
 
 use common::{Random, StopAtEnd, pin};
-use pinfold::counter::{CounterError, Counters, EventCounter, PerCpuCounter, PerCpuHistogram};
+use pinfold::counter::{
+    CounterError, Counters, EventCounter, EventPair, PerCpuCounter, PerCpuHistogram,
+};
 use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -430,4 +432,36 @@ fn nothing_is_lost_between_folds_swaps_and_batches() {
     });
     assert_eq!(taken + counter.sum(), added);
     assert!(counter.sum().abs_diff(counter.read()) <= counter.error_bound());
+}
+
+#[test]
+fn both_counts_of_a_pair_lose_nothing() {
+    const ADDS: u64 = 200_000;
+    let pair = EventPair::new();
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            let pair = &pair;
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                for n in 0..ADDS {
+                    if n % 1000 == 0 {
+                        pin(random.below(64) as usize);
+                    }
+                    pair.add(1, n);
+                }
+            });
+        }
+        let mut before = (0, 0);
+        for _ in 0..1000 {
+            let now = pair.sum();
+            assert!(
+                now.0 >= before.0 && now.1 >= before.1,
+                "{before:?}, {now:?}"
+            );
+            before = now;
+        }
+    });
+    assert_eq!(pair.sum(), (4 * ADDS, 4 * ADDS * (ADDS - 1) / 2));
+    pair.add(u64::MAX, 1);
+    assert_eq!(pair.sum().0, 4 * ADDS - 1, "counts are modulo 2^64");
 }

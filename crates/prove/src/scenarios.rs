@@ -5,7 +5,7 @@ use crate::spec::{Operation as Op, Ring, Unit};
 use pinfold_rseq::shard::TOKEN;
 
 /// All sections.
-pub const NAMES: [&str; 23] = [
+pub const NAMES: [&str; 24] = [
     "add",
     "count_up",
     "count_down",
@@ -24,6 +24,7 @@ pub const NAMES: [&str; 23] = [
     "swap",
     "compare_exchange",
     "compare_exchange_pair",
+    "add_pair",
     "store_two_if_equal",
     "store_if_both_equal",
     "list_push",
@@ -111,7 +112,9 @@ fn case(name: &str) -> Case {
         "pop" | "pop_counted" | "push" | "pop_batch" | "push_batch" => on_stacks(name),
         "list_push" | "list_pop" | "append" => on_lists(name),
         "count_up" | "count_down" | "claim" => on_shards(name),
-        "compare_exchange_pair" | "store_two_if_equal" | "store_if_both_equal" => on_pairs(name),
+        "compare_exchange_pair" | "add_pair" | "store_two_if_equal" | "store_if_both_equal" => {
+            on_pairs(name)
+        }
         _ => on_words(name),
     }
 }
@@ -162,6 +165,7 @@ fn on_pairs(name: &str) -> Case {
             let seen = release(11);
             (Op::CompareExchangePair([10, 3], [11, 4]), seen)
         }
+        "add_pair" => (Op::AddPair([5, 7]), release(15)),
         "store_two_if_equal" => {
             let seen = also(11, vec![(Place::Unit(WORD + 8), 9)]);
             (Op::StoreTwoIfEqual(10, 11, 9), seen)

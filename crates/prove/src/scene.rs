@@ -679,6 +679,7 @@ impl Making<'_> {
             Op::FetchAdd(a) | Op::Swap(a) => (vec![*a, buffer], 1, vec![]),
             Op::CompareExchange(a, b) => (vec![*a, *b, buffer], 1, vec![]),
             Op::CompareExchangePair(a, b) => (vec![a[0], a[1], b[0], b[1]], 0, vec![]),
+            Op::AddPair(n) => (n.to_vec(), 0, vec![]),
             Op::StoreTwoIfEqual(a, b, value) => (vec![*a, *b, other, *value], 0, vec![]),
             Op::StoreIfBothEqual(a, b, equal) => (vec![*a, *b, other, *equal], 0, vec![]),
             Op::Append(record) => (vec![spec::RING, buffer, 2, SLOT], 0, record.to_vec()),

@@ -25,6 +25,7 @@ pub enum Operation {
     Swap(u64),
     CompareExchange(u64, u64),
     CompareExchangePair([u64; 2], [u64; 2]),
+    AddPair([u64; 2]),
     StoreTwoIfEqual(u64, u64, u64),
     StoreIfBothEqual(u64, u64, u64),
     ListPush(u64),
@@ -81,6 +82,7 @@ impl Operation {
             Op::Swap(_) => "swap",
             Op::CompareExchange(..) => "compare_exchange",
             Op::CompareExchangePair(..) => "compare_exchange_pair",
+            Op::AddPair(_) => "add_pair",
             Op::StoreTwoIfEqual(..) => "store_two_if_equal",
             Op::StoreIfBothEqual(..) => "store_if_both_equal",
             Op::ListPush(_) => "list_push",
@@ -178,6 +180,10 @@ impl Operation {
                 let done = unit.words == *expected;
                 unit.words = if done { *new } else { unit.words };
                 return vec![u64::from(done)];
+            }
+            Op::AddPair([first, second]) => {
+                *other = other.wrapping_add(*second);
+                (true, old.wrapping_add(*first))
             }
             Op::StoreTwoIfEqual(expected, new, value) => {
                 *other = if old == *expected { *value } else { *other };

@@ -99,6 +99,17 @@ impl Decoding<'_> {
                     order: Order::Ordered,
                 }]
             }
+            Mnemonic::Paddq if self.0.op1_kind() == OpKind::Memory => {
+                let (to, at) = (vector(self.0.op0_register())?, self.address()?);
+                let words = Op::Load {
+                    to: TEMPORARY,
+                    second: Some(SECOND),
+                    at,
+                    bytes: 16,
+                    order: Order::Ordered,
+                };
+                vec![words, add(to, TEMPORARY), add(to + 1, SECOND)]
+            }
             Mnemonic::Call | Mnemonic::Ud1 | Mnemonic::Ud2 | Mnemonic::Int3 => vec![Op::Halt],
             Mnemonic::Nop => vec![],
             _ => {
@@ -273,6 +284,19 @@ fn mov(to: Reg, from: Src, bytes: u8) -> Op {
         a: Src::Imm(0),
         b: from,
         bytes,
+        sets: Sets::Nothing,
+        borrow: true,
+    }
+}
+
+/// Adds a half of a vector register, which sets no flags.
+fn add(to: Reg, from: Reg) -> Op {
+    Op::Alu {
+        op: Alu::Add,
+        to: Some(to),
+        a: Src::Reg(to),
+        b: Src::Reg(from),
+        bytes: 8,
         sets: Sets::Nothing,
         borrow: true,
     }

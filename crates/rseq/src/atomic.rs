@@ -329,6 +329,20 @@ pub(crate) unsafe fn compare_exchange_pair(
 
 #[cold]
 #[inline(never)]
+pub(crate) unsafe fn add_pair(units: &Units, offset: usize, n0: u64, n1: u64) -> bool {
+    let Some(unit) = unit_here(units) else {
+        return false;
+    };
+    for (at, n) in [(offset, n0), (offset + 8, n1)] {
+        // SAFETY: `unit_here` returned an installed unit. The caller promises that every unit has
+        // two words at `offset`. Release pairs with the acquire of a thread that reads a word.
+        unsafe { word(unit, at) }.fetch_add(n, Release);
+    }
+    true
+}
+
+#[cold]
+#[inline(never)]
 pub(crate) unsafe fn store_two_if_equal(
     units: &Units,
     offset: usize,

@@ -130,9 +130,25 @@ impl Units {
     }
 }
 
-/// Operations on several words. On the atomic backend each takes the unit's lock, and fails if the
-/// lock is taken.
+/// Operations on several words. On the atomic backend each except [`add_pair`](Units::add_pair)
+/// takes the unit's lock, and fails if the lock is taken.
 impl Units {
+    /// Adds `n` to the two words at `offset`.
+    ///
+    /// Returns false and adds nothing if there is no unit. Costs one critical section. On the
+    /// atomic backend, costs two atomic adds, and a thread that reads the words meanwhile may see
+    /// one of them old and one new.
+    ///
+    /// # Safety
+    ///
+    /// The same as for [`compare_exchange_pair`](Self::compare_exchange_pair), and no other
+    /// operation of this block changes the words.
+    #[inline(always)]
+    pub unsafe fn add_pair(&self, offset: usize, n: [u64; 2]) -> bool {
+        let [n0, n1] = n;
+        either!(self, add_pair(offset, n0, n1))
+    }
+
     /// Stores the pair `new` in the two words at `offset` if they equal `expected`.
     ///
     /// Returns false and stores nothing if a word differs, if there is no unit, or (on the atomic

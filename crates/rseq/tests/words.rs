@@ -54,6 +54,7 @@ fn without_a_unit_every_operation_fails() {
         assert_eq!(units.compare_exchange(WORD, 0, 1), None);
         assert!(!units.try_compare_exchange(WORD, 0, 1));
         assert!(!units.compare_exchange_pair(PAIR, [0; 2], [1; 2]));
+        assert!(!units.add_pair(PAIR, [1; 2]));
         assert!(!units.store_two_if_equal(GUARDED, (0, 1), OTHER, 1));
         assert!(!units.store_if_both_equal(GUARDED, (0, 1), OTHER, 0));
         assert!(!units.list_push(LIST, (&raw mut *Box::new(0u64)).cast()));
@@ -91,6 +92,11 @@ fn words_change_as_the_operation_says() {
         assert_eq!(
             [units.load(PAIR), units.load(PAIR + 8)],
             [Some(u64::MAX), Some(3)]
+        );
+        assert!(units.add_pair(PAIR, [2, 1 << 40]));
+        assert_eq!(
+            [units.load(PAIR), units.load(PAIR + 8)],
+            [Some(1), Some(3 + (1 << 40))]
         );
         assert!(units.store_two_if_equal(GUARDED, (0, 1), OTHER, 5));
         assert!(!units.store_two_if_equal(GUARDED, (0, 2), OTHER, 6));

@@ -64,6 +64,7 @@ const ENTRIES: &[&str] = &[
     "pinfold_shared_counters_sum",
     "pinfold_event_add",
     "pinfold_event_sum",
+    "pinfold_event_pair_add",
     "pinfold_percpu_read",
     "pinfold_percpu_write",
     "pinfold_percpu_add",
@@ -101,6 +102,7 @@ const FAST: &[&str] = &[
     "pinfold_cache_alloc",
     "pinfold_cache_free",
     "pinfold_event_add",
+    "pinfold_event_pair_add",
 ];
 
 /// Computes the most stack that calls of the preloaded library use.

@@ -6,7 +6,7 @@
 
 use super::support::{answer, boxed, boxed_or_errno, methods, null_with, unboxed};
 use core::ffi::c_int;
-use pinfold::counter::{Counters, EventCounter, PerCpuCounter, PerCpuHistogram};
+use pinfold::counter::{Counters, EventCounter, EventPair, PerCpuCounter, PerCpuHistogram};
 use pinfold::internal::segment;
 
 /// `PINFOLD_BATCH_DEFAULT`: stands for the default batch.
@@ -187,6 +187,49 @@ pub unsafe extern "C" fn pinfold_event_destroy(this: *mut EventCounter) {
     }
 }
 
+/// Creates a pair of counts at 0. Returns null with ENOMEM if there is no memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_event_pair_create() -> *mut EventPair {
+    boxed(EventPair::new())
+}
+
+methods! { &EventPair, "`this` is initialised, and has not been destroyed.":
+    /// Adds `first` to the first count and `second` to the second one.
+    pinfold_event_pair_add(first: u64, second: u64) = |pair| pair.add(first, second);
+}
+
+/// Stores both counts.
+///
+/// # Safety
+///
+/// `this` is initialised, and has not been destroyed. `first` and `second` are writable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_event_pair_sum(
+    this: *const EventPair,
+    first: *mut u64,
+    second: *mut u64,
+) {
+    // SAFETY: the caller promises a valid pair, and two places to write to.
+    unsafe {
+        let sums = (*this).sum();
+        first.write(sums.0);
+        second.write(sums.1);
+    }
+}
+
+/// Ends a pair of counts. Does nothing if `this` is null.
+///
+/// # Safety
+///
+/// `this` is null, or came from `pinfold_event_pair_create` and has not been destroyed. It is not
+/// used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_event_pair_destroy(this: *mut EventPair) {
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
+    unsafe { unboxed(this) };
+}
+
 /// Creates an empty histogram. Returns null with ENOMEM if there is no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_histogram_create() -> *mut PerCpuHistogram {
@@ -222,7 +265,7 @@ pub unsafe extern "C" fn pinfold_histogram_destroy(this: *mut PerCpuHistogram) {
 mod tests {
     use super::*;
 
-    /// `PINFOLD_COUNTER_INIT` and `PINFOLD_EVENT_INIT` write these words.
+    /// The initialisers of `pinfold.h` write these words.
     #[test]
     fn new_counters_have_the_words_of_the_headers_initialisers() {
         let fresh = PerCpuCounter::new();
@@ -239,6 +282,11 @@ mod tests {
         // SAFETY: an event counter is two words without padding.
         let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 2]>().read() };
         assert_eq!(words, [0, 0]);
+        let fresh = EventPair::new();
+        // SAFETY: a pair of counts is three words without padding.
+        let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 3]>().read() };
+        assert_eq!(words, [0, 0, 0]);
+        assert_eq!(size_of::<EventPair>(), 24);
         assert_eq!(size_of::<PerCpuCounter>(), 128);
         assert_eq!(align_of::<PerCpuCounter>(), 8);
         assert_eq!(size_of::<EventCounter>(), 16);

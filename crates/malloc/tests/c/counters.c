@@ -17,6 +17,7 @@
 
 static struct pinfold_counter in_static = PINFOLD_COUNTER_INIT(-7);
 static struct pinfold_event events = PINFOLD_EVENT_INIT;
+static struct pinfold_event_pair both = PINFOLD_EVENT_PAIR_INIT;
 static struct pinfold_counter *created;
 static struct pinfold_counters *many;
 static struct pinfold_histogram *sizes;
@@ -32,6 +33,7 @@ static void *add(void *argument)
 		pinfold_counter_inc(pinfold_counters_at(many, (size_t)n % 100));
 		pinfold_event_inc(&events);
 		pinfold_event_add(&events, 2);
+		pinfold_event_pair_add(&both, 1, 5);
 		pinfold_histogram_record(sizes, (uint64_t)n % 1000);
 	}
 	return NULL;
@@ -40,6 +42,7 @@ static void *add(void *argument)
 static void counts(void)
 {
 	int64_t values[100] = {0};
+	uint64_t first, second;
 	pthread_t threads[THREADS];
 
 	created = pinfold_counter_create(10, PINFOLD_BATCH_DEFAULT);
@@ -55,6 +58,8 @@ static void counts(void)
 	for (size_t n = 0; n < 100; n++)
 		CHECK(pinfold_counter_sum(pinfold_counters_at(many, n)) == THREADS * ADDS / 100);
 	CHECK(pinfold_event_sum(&events) == 3ULL * THREADS * ADDS);
+	pinfold_event_pair_sum(&both, &first, &second);
+	CHECK(first == 1ULL * THREADS * ADDS && second == 5 * first);
 	CHECK(pinfold_histogram_count(sizes) == (uint64_t)THREADS * ADDS);
 	CHECK(pinfold_histogram_sum(sizes) == (uint64_t)THREADS * ADDS / 1000 * 499500);
 	CHECK(pinfold_histogram_quantile(sizes, 0.5) >= 499 &&
@@ -152,6 +157,12 @@ static void shown(void)
 	CHECK(pinfold_event_show(event, "level") == 0);
 	/* Destroying the counter frees its name. */
 	pinfold_event_destroy(event);
+	pair = pinfold_event_pair_create();
+	CHECK(pair);
+	pinfold_event_pair_add(pair, 3, UINT64_MAX);
+	pinfold_event_pair_sum(pair, &first, &second);
+	CHECK(first == 3 && second == UINT64_MAX);
+	pinfold_event_pair_destroy(pair);
 	CHECK(pinfold_counter_show(&level, "level") == 0);
 }
 
@@ -252,6 +263,8 @@ int main(void)
 {
 	pthread_t thread;
 	struct pinfold_event *event = pinfold_event_create();
+	struct pinfold_event_pair *pair;
+	uint64_t first, second;
 	struct pinfold_counter *drifting = pinfold_counter_create_max_drift(5, 1 << 20);
 
 	counts();

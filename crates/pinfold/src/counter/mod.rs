@@ -4,6 +4,7 @@
 //! counters give each CPU words of its own instead:
 //!
 //! * [`EventCounter`] only counts up. It has one word per CPU.
+//! * [`EventPair`] counts two things in one critical section.
 //! * [`PerCpuCounter`] goes up and down. [`read`](PerCpuCounter::read) returns an approximate total
 //!   at once, off by at most [`error_bound`](PerCpuCounter::error_bound).
 //!   [`sum`](PerCpuCounter::sum) is exact, even while other threads add.
@@ -47,6 +48,7 @@ mod counters;
 mod error;
 mod estimate;
 mod event;
+mod event_pair;
 mod exact;
 mod fork;
 mod freeze;
@@ -65,6 +67,7 @@ mod watch;
 pub use counters::Counters;
 pub use error::CounterError;
 pub use event::EventCounter;
+pub use event_pair::EventPair;
 pub(crate) use exact::order_own_adds;
 pub(crate) use fork::{outlast as outlast_fork, register as register_fork};
 pub use histogram::PerCpuHistogram;

@@ -85,6 +85,8 @@ probes! {
         = |units| give(units.compare_exchange(offset, expected, new), old);
     probe_compare_exchange_pair(offset: usize, e0: u64, e1: u64, n0: u64, n1: u64) -> bool
         = |units| units.compare_exchange_pair(offset, [e0, e1], [n0, n1]);
+    probe_add_pair(offset: usize, first: u64, second: u64) -> bool
+        = |units| units.add_pair(offset, [first, second]);
     probe_store_two_if_equal(offset: usize, expected: u64, new: u64, other: usize, value: u64)
         -> bool = |units| units.store_two_if_equal(offset, (expected, new), other, value);
     probe_store_if_both_equal(offset: usize, expected: u64, new: u64, other: usize, equal: u64)

@@ -383,6 +383,15 @@ macro_rules! body {
             "stlxp {second:w}, {first_new}, {second_new}, [x11]", // commit
         ] {second = out(reg) _} then "cbnz {second:w}, 5b")
     };
+    (add_pair $operands:tt) => {
+        template!($operands [
+            "add x11, x9, {offset}",
+            "ldxp x9, {sum}, [x11]",
+            "add x9, x9, {n0}",
+            "add {sum}, {sum}, {n1}",
+            "stlxp {status:w}, x9, {sum}, [x11]", // commit
+        ] {sum = out(reg) _, status = out(reg) _} then "cbnz {status:w}, 5b")
+    };
     (store_two_if_equal $operands:tt) => {
         template!($operands [
             "ldr x11, [x9, {offset}]",

@@ -270,6 +270,10 @@ impl Area {
         ) -> bool
     );
     section!(
+        /// Needs also the next word, as `compare_exchange_pair` does.
+        pub(crate) add_pair(n0: u64, n1: u64) -> bool
+    );
+    section!(
         /// Needs also the word at `other`. The section may write that word and then abort.
         pub(crate) store_two_if_equal(expected: u64, new: u64, other: usize, value: u64) -> bool
     );

@@ -387,6 +387,15 @@ macro_rules! body {
             "movaps xmmword ptr [rax], {pair}", // commit
         ] {pair = out(xmm_reg) _, second = out(xmm_reg) _})
     };
+    (add_pair $operands:tt) => {
+        template!($operands [
+            "movq {pair}, {n0}",
+            "movq {high}, {n1}",
+            "punpcklqdq {pair}, {high}",
+            "paddq {pair}, xmmword ptr [rax]",
+            "movaps xmmword ptr [rax], {pair}", // commit
+        ] {pair = out(xmm_reg) _, high = out(xmm_reg) _})
+    };
     (store_two_if_equal $operands:tt) => {
         template!($operands unit [
             "cmp qword ptr [rax + {offset}], {expected}",
