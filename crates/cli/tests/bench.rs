@@ -14,17 +14,53 @@ const SLAB: &str = "slab --rounds 2 --calls 150 --size 64,4096";
 
 #[test]
 fn vmstat_measures_each_change_with_and_without_signals() {
-    let is_cold = |row: &Value| row["subject"].as_str().unwrap().starts_with("cold-");
-    let (cold, rest): (Vec<_>, Vec<_>) = rows(VMSTAT).into_iter().partition(is_cold);
-    let cells: Vec<_> = ["1-byte", "8-bytes", "16-bytes", "32-bytes", "rseq"]
-        .iter()
-        .flat_map(|form| [1, 4, 16].map(|items| (format!("cold-{form}").into(), items.into())))
-        .collect();
-    let found = cold
-        .iter()
-        .map(|row| (row["subject"].clone(), row["items"].clone()));
-    assert_eq!(found.collect::<Vec<(Value, Value)>>(), cells);
-    assert!(cold.iter().all(|row| row["cycles"].as_f64() > Some(0.0)));
+    let sections: &[&str] = if cfg!(target_arch = "x86_64") && pinfold_has_rseq() {
+        &["rseq-cmpxchg", "rseq-inc-check"]
+    } else {
+        &[]
+    };
+    let has_two_cpus = std::thread::available_parallelism().unwrap().get() > 1;
+    let (by_two, rest): (Vec<_>, Vec<_>) =
+        rows(VMSTAT).into_iter().partition(|row| row["cpus"] == 2);
+    assert_eq!(by_two.is_empty(), !has_two_cpus);
+    assert!(by_two.iter().all(|row| row["cycles"].as_f64() > Some(0.0)));
+    let is = |row: &Value, prefix: &str| row["subject"].as_str().unwrap().starts_with(prefix);
+    let (pairs, rest): (Vec<_>, Vec<_>) =
+        (rest.into_iter()).partition(|row| row["op"] == "event" && row["items"] == 2);
+    assert_eq!(
+        subjects(&pairs),
+        ["two-atomics", "two-events", "event-pair"]
+    );
+    let in_sections: &[&str] = match sections {
+        [] => &[],
+        _ => &["cmpxchg", "inc-check"],
+    };
+    let packed = ["1-byte", "8-bytes", "16-bytes", "32-bytes"];
+    let tables: [(&str, &[&str]); 2] = [("cold-", &packed), ("read-", &["unprotected"])];
+    let mut rest = rest;
+    for (prefix, forms) in tables {
+        let (of_table, others): (Vec<_>, Vec<_>) =
+            rest.into_iter().partition(|row| is(row, prefix));
+        rest = others;
+        if prefix == "read-" && !has_two_cpus {
+            assert!(of_table.is_empty());
+            continue;
+        }
+        let cells: Vec<_> = [forms, in_sections, &["rseq"]]
+            .concat()
+            .iter()
+            .flat_map(|form| {
+                [1, 4, 16].map(|items| (format!("{prefix}{form}").into(), items.into()))
+            })
+            .collect();
+        let found = (of_table.iter()).map(|row| (row["subject"].clone(), row["items"].clone()));
+        assert_eq!(found.collect::<Vec<(Value, Value)>>(), cells);
+        assert!(
+            of_table
+                .iter()
+                .all(|row| row["cycles"].as_f64() > Some(0.0))
+        );
+    }
     let (all, several): (Vec<_>, Vec<_>) = rest.into_iter().partition(|row| row["items"] == 1);
     assert_eq!(
         subjects(&several),
@@ -39,11 +75,6 @@ fn vmstat_measures_each_change_with_and_without_signals() {
         assert!(row["cycles"].as_f64() > Some(0.0), "{row}");
     }
     let names = subjects(&all);
-    let sections: &[&str] = if cfg!(target_arch = "x86_64") && pinfold_has_rseq() {
-        &["rseq-cmpxchg", "rseq-inc-check"]
-    } else {
-        &[]
-    };
     let rivals = [
         "unprotected",
         "unprotected-byte",
@@ -51,7 +82,10 @@ fn vmstat_measures_each_change_with_and_without_signals() {
         "masked-signals",
         "cmpxchg",
     ];
-    assert_eq!(names, [&rivals, sections, &["rseq", "event"]].concat());
+    assert_eq!(
+        names,
+        [&rivals, sections, &["rseq", "event", "rseq-called"]].concat()
+    );
     for name in names {
         let rows: Vec<_> = all.iter().filter(|row| row["subject"] == name).collect();
         // A signal's handler would make the unprotected subjects lose counts.
@@ -70,7 +104,15 @@ fn vmstat_measures_each_change_with_and_without_signals() {
         for (row, (op, signals)) in rows.into_iter().zip(cells) {
             assert_eq!(
                 fields(row),
-                ["cycles", "items", "min_cycles", "op", "signals", "subject"]
+                [
+                    "cpus",
+                    "cycles",
+                    "items",
+                    "min_cycles",
+                    "op",
+                    "signals",
+                    "subject"
+                ]
             );
             assert_eq!((&row["op"], &row["signals"]), (&op.into(), &signals.into()));
             let (median, least) = (row["cycles"].as_f64(), row["min_cycles"].as_f64());

@@ -1,6 +1,7 @@
 //! `pinfold bench vmstat`: cycles per change of a zone item, as Christoph Lameter measured them for
 //! the kernel in 2007. Signals take the place of interrupts.
 
+mod both;
 mod items;
 mod peers;
 #[cfg(target_arch = "x86_64")]
@@ -36,7 +37,7 @@ const EVENT: &str = "event";
 /// interrupts are to a CPU), cmpxchg (a locked compare-exchange on the CPU's difference),
 /// rseq-cmpxchg (the compare-exchange without a lock prefix, in a critical section), rseq-inc-check
 /// (one increment of memory in a critical section, and the test behind it), rseq (an item of
-/// Pinfold's VmStat, and its EventCounter).
+/// Pinfold's VmStat, and its EventCounter), rseq-called (the same by calls of the C API).
 ///
 /// rseq-cmpxchg and rseq-inc-check need x86-64 and restartable sequences. One pinned thread is
 /// measured.
@@ -52,7 +53,12 @@ const EVENT: &str = "event";
 ///
 /// A third table increments 1, 4 and 16 items after a buffer of 8 MiB has displaced them from the
 /// caches: packed 1, 8, 16 and 32 bytes apart by plain code, and as items of a VmStat. It shows
-/// what the width of an item costs a program whose other data fills the caches.
+/// what the width of an item costs a program whose other data fills the caches. Its rows
+/// cold-cmpxchg and cold-inc-check are the two sections.
+///
+/// A fourth table increments 1, 4 and 16 items whose lines another CPU has read. In a fifth one two
+/// CPUs increment one item at the same time, beside one atomic for both. The last one adds to two
+/// counts: by two locked adds, by two sections, and by one section (EventPair).
 ///
 /// Each subject but the unprotected ones is also measured while a timer interrupts the thread
 /// 20,000 times a second with a signal, whose handler makes the same change. These loops take a
@@ -80,6 +86,8 @@ struct Row {
     items: usize,
     /// Whether signals interrupted the loops.
     signals: bool,
+    /// The number of CPUs that made changes at the same time.
+    cpus: usize,
     /// The median of the rounds.
     cycles: f64,
     /// The least of all rounds.
@@ -93,6 +101,7 @@ impl Row {
             op,
             items,
             signals,
+            cpus: 1,
             cycles: median(samples),
             min_cycles: samples.iter().copied().fold(f64::INFINITY, f64::min),
         }
@@ -106,6 +115,12 @@ struct Measured {
     in_turn: items::Rows,
     /// Increments of items that were displaced from the caches, by form and number of items.
     displaced: items::Rows,
+    /// Increments of items whose lines another CPU has read.
+    read_elsewhere: items::Rows,
+    /// Increments of one item by two CPUs.
+    by_cpus: Vec<Row>,
+    /// Adds to two counts.
+    pairs: Vec<Row>,
     /// Number of changes by handlers, over all subjects.
     handled: i64,
 }
@@ -120,8 +135,12 @@ pub fn sheet(args: &Args, progress: &Progress) -> Result<Sheet> {
     // The rows of one item are there already.
     let in_turn = measured.in_turn.iter().flatten();
     let in_turn = in_turn.filter(|row| row.items > 1);
-    let displaced = measured.displaced.iter().flatten();
-    let rows: Vec<_> = (measured.rows.iter().chain(in_turn).chain(displaced)).collect();
+    let lines = measured.displaced.iter().chain(&measured.read_elsewhere);
+    let rows = measured.rows.iter().chain(in_turn).chain(lines.flatten());
+    let rows: Vec<_> = rows
+        .chain(&measured.by_cpus)
+        .chain(&measured.pairs)
+        .collect();
     let (text, picture) = (report(args, &measured), bars(&measured.rows).svg());
     Sheet::new("vmstat", &Machine::read(), &rows, &text, picture)
 }
@@ -197,7 +216,9 @@ impl Samples {
 
 fn measure(rounds: u32, calls: u32, progress: &Progress) -> Result<Measured> {
     settle_index();
-    cpus::pin(cpus::current()?)?;
+    let (here, allowed) = (cpus::current()?, cpus::allowed()?);
+    let elsewhere = allowed.into_iter().find(|cpu| *cpu != here);
+    cpus::pin(here)?;
     let storm = Storm::new()?;
     let subjects = subject::all();
     let mut samples: Vec<_> = subjects.iter().map(|_| Samples::default()).collect();
@@ -216,6 +237,11 @@ fn measure(rounds: u32, calls: u32, progress: &Progress) -> Result<Measured> {
         rows: Vec::new(),
         in_turn: items::measure_in_turn(rounds, calls)?,
         displaced: items::measure_displaced(rounds)?,
+        read_elsewhere: elsewhere.map_or(Ok(items::Rows::new()), |cpu| {
+            items::measure_read_elsewhere(rounds, cpu)
+        })?,
+        by_cpus: Vec::new(),
+        pairs: both::measure_pairs(rounds, calls)?,
         handled: 0,
     };
     for (named, samples) in subjects.iter().zip(&samples) {
@@ -226,6 +252,9 @@ fn measure(rounds: u32, calls: u32, progress: &Progress) -> Result<Measured> {
             measured.rows.extend(events);
         }
         measured.handled += samples.handled;
+    }
+    if let Some(cpu) = elsewhere {
+        measured.by_cpus = both::measure_cpus(rounds, calls, [here, cpu])?;
     }
     Ok(measured)
 }
@@ -287,16 +316,29 @@ fn report(args: &Args, measured: &Measured) -> String {
             figure(cycles(subject, Op::Inc, true), 1)
         })
         .table();
-    format!(
-        "Medians of {}. All totals agree with the number of changes, {} of them made by signal handlers.\nprotection: inc_zone beyond that of the row \"unprotected\".\n\n{table}\n{}\n{}",
+    let mut text = format!(
+        "Medians of {}. All totals agree with the number of changes, {} of them made by signal handlers.\nprotection: inc_zone beyond that of the row \"unprotected\".\n\n{table}",
         rounds(args.rounds),
         measured.handled,
+    );
+    let more = [
         items("inc_zone of several items in turn", &measured.in_turn),
         items(
             "inc_zone of displaced items, one after the other",
-            &measured.displaced
+            &measured.displaced,
         ),
-    )
+        items(
+            "inc_zone of items that another CPU has read",
+            &measured.read_elsewhere,
+        ),
+        cycles_of("inc_zone by two CPUs at once", &measured.by_cpus),
+        cycles_of("adds to two counts", &measured.pairs),
+    ];
+    // Two of them need another CPU.
+    for table in more.iter().filter(|table| !table.is_empty()) {
+        text += &format!("\n{table}");
+    }
+    text
 }
 
 /// Returns a table of increments of several items.
@@ -306,6 +348,14 @@ fn items(heading: &str, rows: &items::Rows) -> Table {
         table = table.column(items, |row| format!("{:.1}", row[at].cycles));
     }
     table.table()
+}
+
+/// Returns a table of the rows' cycles.
+fn cycles_of(heading: &str, rows: &[Row]) -> Table {
+    Table::of(rows)
+        .column(heading, |row| row.subject)
+        .column("cycles", |row| format!("{:.1}", row.cycles))
+        .table()
 }
 
 /// Returns each subject's name once, in the order of the rows, without [`EVENT`].

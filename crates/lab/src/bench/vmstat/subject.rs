@@ -6,7 +6,13 @@ use super::sections;
 use crate::cycles;
 use pinfold::counter::EventCounter;
 use pinfold::vmstat::{Item, VmStat, Zone};
+use pinfold_malloc::c::counter::{pinfold_event_create, pinfold_event_inc};
+use pinfold_malloc::c::vmstat::{
+    CVmStat, pinfold_vmstat_create, pinfold_vmstat_dec, pinfold_vmstat_inc, pinfold_vmstat_sum,
+};
 use serde::Serialize;
+use std::ffi::c_int;
+use std::hint::black_box;
 use std::sync::atomic::{AtomicI8, AtomicI32};
 
 /// One of the document's three functions.
@@ -113,6 +119,62 @@ impl Subject for Rseq {
     }
 }
 
+/// `rseq-called`: an item and an event counter of the C API, by calls that are not inlined.
+struct Called {
+    items: &'static CVmStat,
+    events: &'static EventCounter,
+    calls: Calls,
+}
+
+/// The functions, which the compiler does not know, so it cannot inline them.
+struct Calls {
+    inc: unsafe extern "C" fn(&CVmStat, c_int, usize),
+    dec: unsafe extern "C" fn(&CVmStat, c_int, usize),
+    event: unsafe extern "C" fn(&EventCounter),
+}
+
+impl Called {
+    /// Returns `None` without memory for the counts. They live as long as the process.
+    fn new() -> Option<Called> {
+        let items = pinfold_vmstat_create(1, 0);
+        let events = pinfold_event_create();
+        Some(Called {
+            // SAFETY: both are null, or came from their functions and are never destroyed.
+            items: unsafe { items.as_ref()? },
+            // SAFETY: as above.
+            events: unsafe { events.as_ref()? },
+            calls: black_box(Calls {
+                inc: pinfold_vmstat_inc,
+                dec: pinfold_vmstat_dec,
+                event: pinfold_event_inc,
+            }),
+        })
+    }
+}
+
+impl Subject for Called {
+    #[inline(always)]
+    fn change(&self, op: Op) {
+        // SAFETY: the counts came from the functions that create them, and are never destroyed.
+        unsafe {
+            match op {
+                Op::Inc => (self.calls.inc)(self.items, 0, 0),
+                Op::Dec => (self.calls.dec)(self.items, 0, 0),
+                Op::Event => (self.calls.event)(self.events),
+            }
+        }
+    }
+
+    fn total(&self) -> Option<i64> {
+        // SAFETY: as in `change`.
+        Some(unsafe { pinfold_vmstat_sum(self.items, 0) })
+    }
+
+    fn events(&self) -> i64 {
+        self.events.sum().cast_signed()
+    }
+}
+
 /// A subject's name, and the subject.
 pub type Named = (&'static str, Box<dyn Measurable + Send>);
 
@@ -155,10 +217,11 @@ pub fn all() -> Vec<Named> {
     }
     let (items, events) = (&ITEMS, &EVENTS);
     all.push(named("rseq", Rseq { items, events }));
+    all.extend(Called::new().map(|called| named("rseq-called", called)));
     all
 }
 
-fn named(name: &'static str, subject: impl Subject + Send + 'static) -> Named {
+pub fn named(name: &'static str, subject: impl Subject + Send + 'static) -> Named {
     (name, Box::new(subject))
 }
 
