@@ -5,4 +5,5 @@ pub use crate::heap::naming::elf;
 pub use crate::heap::{pprof, raw, report, symbols};
 pub use crate::live::Snapshot;
 pub use crate::output::escaped;
+pub use crate::policy::Checked;
 pub use crate::run::statistics;

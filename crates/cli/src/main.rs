@@ -12,6 +12,7 @@ mod foreign;
 pub mod fuzzing;
 mod heap;
 mod live;
+mod migrate;
 mod numastat;
 mod policy;
 mod run;
@@ -32,6 +33,7 @@ enum Command {
     Jitter(jitter::Args),
     Policy(policy::Args),
     Numastat(numastat::Args),
+    Migrate(migrate::Args),
     List(live::list::Args),
     Stat(live::stat::Args),
     Slabinfo(live::slabinfo::Args),
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         Command::Jitter(args) => jitter::main(args),
         Command::Policy(args) => policy::main(args),
         Command::Numastat(args) => numastat::main(args),
+        Command::Migrate(args) => migrate::main(args),
         Command::List(args) => live::list::main(args),
         Command::Stat(args) => live::stat::main(args),
         Command::Slabinfo(args) => live::slabinfo::main(args),

@@ -183,7 +183,7 @@ fn is_alive(pid: u32) -> bool {
 }
 
 /// The commands about one process. PID and FILE stand for the process and for a file to write.
-const ABOUT_ONE: [&str; 18] = [
+const ABOUT_ONE: [&str; 20] = [
     "stat PID",
     "heap dump PID",
     "trim PID --timeout 1",
@@ -196,6 +196,8 @@ const ABOUT_ONE: [&str; 18] = [
     "heap dump PID --json",
     "vmstat PID",
     "numastat PID",
+    "policy --check PID",
+    "migrate PID 0 0",
     "heap dump PID -o FILE",
     "stat PID --json",
     "heap dump PID --flame FILE",

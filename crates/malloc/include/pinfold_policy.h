@@ -239,6 +239,50 @@ ptrdiff_t pinfold_pages_migrate(int pid, const unsigned long *from, const unsign
 int pinfold_mems_allowed(unsigned long *mask, size_t bits);
 
 /*
+ * Where pages go under a policy: the distances between the machine's nodes, and their weights. An
+ * order never changes by itself. Several threads may use one at once.
+ */
+struct pinfold_node_order;
+
+/*
+ * Reads the machine's distances, and the kernel's weights of weighted interleave. Reads a file for
+ * each node and each pair of nodes. Returns the order, or NULL with EIO (the machine's nodes cannot
+ * be read) or ENOMEM.
+ */
+struct pinfold_node_order *pinfold_node_order_create(void);
+
+/* Ends an order. Does nothing if `order` is NULL. */
+void pinfold_node_order_destroy(struct pinfold_node_order *order);
+
+/*
+ * Return or set a node's weight: how many pages in a row go to the node. set_weight changes this
+ * order only, which no other thread may use during the call. `weight` is 1 to 255.
+ *
+ * Return the weight or 0, or -1 with EINVAL (`node` is not a node's number, or `weight`).
+ */
+int pinfold_node_order_weight(const struct pinfold_node_order *order, int node);
+int pinfold_node_order_set_weight(struct pinfold_node_order *order, int node, unsigned weight);
+
+/*
+ * Returns the node that page `page` goes to, for a thread on node `local`, or -1 with EINVAL
+ * (`local` is not a node's number). Under an interleaving policy, `page` decides whose turn it is.
+ * `policy` has nodes of the machine, as pinfold_mempolicy_rebind returns it. Only computes.
+ */
+int pinfold_mempolicy_node_for(const pinfold_mempolicy_t *policy, uint64_t page, int local,
+			       const struct pinfold_node_order *order);
+
+/*
+ * Stores the first `count` of the nodes that the kernel tries for a page, in order, to `nodes`.
+ * `from` is the node of the CPU that asks, or the node whose turn it is. `nodes` may be NULL if
+ * `count` is 0. Only computes.
+ *
+ * Returns how many nodes there are, or -1 with EINVAL (`from` is not a node's number).
+ */
+ptrdiff_t pinfold_mempolicy_zonelist(const pinfold_mempolicy_t *policy, int from,
+				     const struct pinfold_node_order *order, int *nodes,
+				     size_t count);
+
+/*
  * Policies for ranges of page numbers, shared by all threads: for shared memory, a file, or a pool.
  * A lookup takes no lock and writes to no shared memory.
  */

@@ -113,11 +113,8 @@ impl<'i> Chains<'i> {
             return frame.clone();
         }
         let (image, rules) = (self.image, self.rules);
-        let ends = |target: &Target| match target {
-            Target::Own(start) => rules.ends(&image.name(*start)),
-            Target::Import(name) => rules.ends(name),
-        };
-        let frame = flow::frame(image, &ends, start).unwrap_or_else(|error| {
+        let frame = flow::frame(image, &|target| ends(image, rules, target), start);
+        let frame = frame.unwrap_or_else(|error| {
             self.problems.insert(format!("{error:#}"));
             Frame::default()
         });
@@ -179,5 +176,13 @@ impl<'i> Chains<'i> {
             targets.extend(found.into_iter().map(Target::Own));
         }
         targets
+    }
+}
+
+/// Returns whether a called function never returns.
+pub fn ends(image: &Image, rules: &Rules, target: &Target) -> bool {
+    match target {
+        Target::Own(start) => rules.ends(&image.name(*start)),
+        Target::Import(name) => rules.ends(name),
     }
 }

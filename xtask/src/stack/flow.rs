@@ -6,6 +6,7 @@
 //! address on the stack, or a function's address. It does not follow exception handlers, because
 //! the library never unwinds.
 
+use super::forward::{Bytes, Stores};
 use super::image::{Image, Target};
 use anyhow::{Context, Result, bail};
 use iced_x86::{
@@ -48,6 +49,8 @@ pub struct Frame {
     pub deepest: u64,
     /// The function's calls, one for each place.
     pub calls: Vec<Call>,
+    /// The addresses of loads from the frame that wait for stores (see [`super::forward`]).
+    pub stalls: BTreeSet<u64>,
 }
 
 /// The known content of a register or of a word of the frame.
@@ -71,6 +74,7 @@ struct State {
     /// The depth with which the code has just compared the stack pointer. This marks the end of a
     /// loop that touches a large frame page by page.
     compared: Option<i64>,
+    stores: Stores,
 }
 
 impl State {
@@ -83,6 +87,7 @@ impl State {
         self.words
             .retain(|depth, value| other.words.get(depth) == Some(value));
         self.compared = self.compared.filter(|_| self.compared == other.compared);
+        self.stores.join(&other.stores);
         *self != before
     }
 }
@@ -103,6 +108,7 @@ pub fn frame(image: &Image, ends: &dyn Fn(&Target) -> bool, start: u64) -> Resul
         waiting: BTreeSet::new(),
         tables: BTreeSet::new(),
         calls: BTreeMap::new(),
+        stalls: BTreeSet::new(),
         deepest: 0,
     };
     let first = State {
@@ -119,6 +125,7 @@ pub fn frame(image: &Image, ends: &dyn Fn(&Target) -> bool, start: u64) -> Resul
     Ok(Frame {
         deepest: walk.deepest as u64,
         calls: walk.calls.into_values().collect(),
+        stalls: walk.stalls,
     })
 }
 
@@ -133,6 +140,7 @@ struct Walk<'i> {
     tables: BTreeSet<u64>,
     /// The calls by address, and by target where several targets are possible.
     calls: BTreeMap<(u64, Option<Target>), Call>,
+    stalls: BTreeSet<u64>,
     deepest: i64,
 }
 
@@ -170,6 +178,7 @@ impl Walk<'_> {
         let instruction = decoder.decode();
         self.deepest = self.deepest.max(self.touched(&instruction, &state));
         let next = instruction.next_ip();
+        self.forward(&instruction, &mut state);
         match instruction.flow_control() {
             FlowControl::Next => {
                 self.apply(&instruction, &mut state)?;
@@ -207,6 +216,7 @@ impl Walk<'_> {
                 for register in CHANGED_BY_CALLS {
                     state.registers.remove(&register);
                 }
+                state.stores.clear();
                 self.reach(next, &state);
             }
             FlowControl::Return | FlowControl::Exception => {}
@@ -324,6 +334,37 @@ impl Walk<'_> {
         let used = memory && instruction.mnemonic() != Mnemonic::Lea;
         let depth = used.then(|| self.depth_of(instruction, state)).flatten();
         depth.unwrap_or(0).max(state.depth)
+    }
+
+    /// Notes the instruction's loads from the frame that wait, and its stores to the frame.
+    fn forward(&mut self, instruction: &Instruction, state: &mut State) {
+        let used = self.factory.info(instruction).used_memory().to_vec();
+        for memory in used {
+            let depth = match (memory.base(), memory.index()) {
+                (Register::RSP, Register::None) => Some(state.depth),
+                (base, Register::None) => match state.registers.get(&base) {
+                    Some(Value::Stack(depth)) => Some(*depth),
+                    _ => None,
+                },
+                _ => None,
+            };
+            let Some(depth) = depth else { continue };
+            let start = memory.displacement() as i64 - depth;
+            let bytes: Bytes = start..start + memory.memory_size().size() as i64;
+            use OpAccess::{CondRead, CondWrite, Read, ReadCondWrite, ReadWrite, Write};
+            let access = memory.access();
+            if matches!(access, Read | CondRead | ReadWrite | ReadCondWrite)
+                && state.stores.stalls(&bytes)
+            {
+                self.stalls.insert(instruction.ip());
+            }
+            if instruction.mnemonic() == Mnemonic::Push {
+                // A saved register, which is loaded whole.
+                state.stores.forget(&bytes);
+            } else if matches!(access, Write | CondWrite | ReadWrite | ReadCondWrite) {
+                state.stores.store(&bytes);
+            }
+        }
     }
 
     /// Applies the instruction's effect to the known facts.

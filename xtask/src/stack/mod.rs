@@ -1,7 +1,8 @@
-//! `cargo xtask stack`: how much stack the library uses.
+//! `cargo xtask stack`: how much stack the library uses, and what its fast paths must not do.
 
 mod chain;
 mod flow;
+mod forward;
 mod image;
 mod rules;
 mod table;
@@ -105,10 +106,37 @@ const FAST: &[&str] = &[
     "pinfold_event_pair_add",
 ];
 
+/// The functions that run for each object, page or count, in which no load may wait for stores
+/// (`forward.rs`).
+const PROMPT: &[&str] = &[
+    "malloc",
+    "free",
+    "calloc",
+    "realloc",
+    "_Znwm",
+    "_ZdlPv",
+    "pinfold_cache_alloc",
+    "pinfold_cache_free",
+    "pinfold_pages_alloc",
+    "pinfold_pages_free",
+    "pinfold::pages::Pages::alloc_by_policy",
+    "pinfold_counter_add",
+    "pinfold_event_add",
+    "pinfold_percpu_add",
+    "pinfold_percpu_pair_cmpxchg",
+    "pinfold_percpu_list_push",
+    "pinfold_percpu_list_pop",
+    "pinfold_percpu_ring_push",
+    "pinfold_vmstat_add",
+    "pinfold_vmevents_add",
+    "pinfold_ref_get",
+    "pinfold_ref_put",
+];
+
 /// Computes the most stack that calls of the preloaded library use.
 ///
-/// Fails if a chain of calls is above the limit, or if the fast path of an entry reads the global
-/// offset table.
+/// Fails if a chain of calls is above the limit, if the fast path of an entry reads the global
+/// offset table, or if a load in it waits for stores.
 #[derive(clap::Args)]
 pub struct Args {
     /// How many bytes of stack a call may use.
@@ -151,7 +179,30 @@ pub fn main(args: Args) -> Result<()> {
     }
     let mut rules = rules::pinfold();
     rules.excluded.extend(args.without.iter().cloned());
+    for name in PROMPT {
+        check_loads(&image, &rules, name)?;
+    }
     check(&image, &rules, &args)
+}
+
+/// Fails if a load of a function waits for stores, or if there is no such function.
+fn check_loads(image: &Image, rules: &Rules, name: &str) -> Result<()> {
+    let exported = image.export(name).map(|start| vec![start]);
+    let starts = exported.unwrap_or_else(|| image.functions_named(name));
+    if starts.is_empty() {
+        bail!("the library has no function {name}");
+    }
+    for start in starts {
+        let frame = flow::frame(image, &|target| chain::ends(image, rules, target), start)?;
+        if let Some(at) = frame.stalls.first() {
+            bail!(
+                "{} loads bytes that several stores, or a narrower one, have just written: the \
+                 load waits for them. Keep the value in registers, or store it whole",
+                image.name(*at)
+            );
+        }
+    }
+    Ok(())
 }
 
 fn check(image: &Image, rules: &Rules, args: &Args) -> Result<()> {

@@ -4,7 +4,7 @@ use super::chain::Chains;
 use super::flow::{Call, frame};
 use super::image::{Image, Target};
 use super::rules::{self, Rules};
-use super::{Args, check, table};
+use super::{Args, check, check_loads, table};
 
 const CODE: u64 = 0x1000;
 const DATA: u64 = 0x8000;
@@ -223,4 +223,49 @@ fn reads_of_the_global_offset_table_are_found() {
     image.table(DATA, 8);
     assert_eq!(table::first_read(&image, CODE), Some(CODE + 1));
     assert_eq!(table::first_read(&image, CODE + 64), None);
+}
+
+/// A value that is built in memory by stores of single bytes and loaded whole once made a page by a
+/// policy take 1.7 times as long.
+#[test]
+fn loads_that_wait_for_narrower_stores_are_found() {
+    let stalls = |parts: &[&[u8]]| {
+        let image = image(&[("f", &parts.concat()), ("g", SMALL)]);
+        frame(&image, &|_| false, CODE).unwrap().stalls.len()
+    };
+    // `mov [rsp - 8], cl`, the byte behind it, and the word of both
+    let (low, high): (&[u8], &[u8]) = (&[0x88, 0x4c, 0x24, 0xf8], &[0x88, 0x54, 0x24, 0xf9]);
+    let whole: &[u8] = &[0x48, 0x89, 0x4c, 0x24, 0xf8];
+    // `mov eax, [rsp - 8]`, `ret`
+    let (load, ret): (&[u8], &[u8]) = (&[0x8b, 0x44, 0x24, 0xf8], &[0xc3]);
+    assert_eq!(stalls(&[low, high, load, ret]), 1);
+    assert_eq!(stalls(&[whole, high, load, ret]), 1);
+    // The load needs what one store wrote, and perhaps less.
+    assert_eq!(stalls(&[whole, load, ret]), 0);
+    assert_eq!(stalls(&[low, high, whole, load, ret]), 0);
+    assert_eq!(stalls(&[load, low, ret]), 0);
+    // Only one of two paths has the narrow store: `test cl, cl; je` to the load.
+    assert_eq!(
+        stalls(&[whole, &[0x84, 0xc9, 0x74, 0x04], low, load, ret]),
+        1
+    );
+    // A call takes longer than the stores: `call g`, 64 bytes behind `f`.
+    assert_eq!(stalls(&[low, high, &[0xe8, 51, 0, 0, 0], load, ret]), 0);
+    // `push rbp; mov rbp, rsp; mov [rbp - 8], cl; mov eax, [rbp - 8]; pop rbp; ret`
+    let framed = [
+        0x55, 0x48, 0x89, 0xe5, 0x88, 0x4d, 0xf8, 0x8b, 0x45, 0xf8, 0x5d, 0xc3,
+    ];
+    assert_eq!(stalls(&[&framed]), 1);
+}
+
+#[test]
+fn a_fast_path_whose_load_waits_fails() {
+    // `mov [rsp - 8], cl; mov eax, [rsp - 8]; ret`
+    let code = [0x88, 0x4c, 0x24, 0xf8, 0x8b, 0x44, 0x24, 0xf8, 0xc3];
+    let image = image(&[("f", &code), ("g", SMALL)]);
+    let outcome = |name| check_loads(&image, &Rules::default(), name);
+    assert!(outcome("g").is_ok());
+    let error = outcome("f").unwrap_err().to_string();
+    assert!(error.starts_with("f+0x4 loads bytes"), "{error}");
+    assert!(outcome("absent").is_err());
 }

@@ -72,6 +72,16 @@ fn too_much() -> io::Error {
     )
 }
 
+/// A file that is not read any more after this thread's [`Deadline`](super::Deadline).
+struct Timed(File);
+
+impl Read for Timed {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        deadline::check()?;
+        self.0.read(bytes)
+    }
+}
+
 /// A process, or one of its threads, by a descriptor of its folder.
 ///
 /// The descriptor never leads to another process: after this one has ended, each read fails, even
@@ -148,7 +158,8 @@ impl Process {
     /// Reads at most the first `most` bytes of a file of the process.
     pub fn read_start(&self, name: &str, most: usize) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
-        self.file(name)?.take(most as u64).read_to_end(&mut bytes)?;
+        let file = Timed(self.file(name)?);
+        file.take(most as u64).read_to_end(&mut bytes)?;
         Ok(bytes)
     }
 

@@ -5,7 +5,9 @@
 //! - `kernelpagesize_kB=4` is the size of a page. A reserved huge page counts as one page of its
 //!   size, a transparent one as all the pages that it replaces.
 //!
-//! A blank in a file's name is written as `\040`, so that blanks always separate words.
+//! In a file's name, the kernel writes a blank as `\040`, an equals sign as `\075` and the end of a
+//! line as `\012`, so that blanks separate words, and no name looks like another word. Other white
+//! space can be a part of a name.
 
 use anyhow::{Context, Result, bail};
 use pinfold::topology::{MAX_NODES, NodeSet};
@@ -19,6 +21,83 @@ pub enum Kind {
     Private,
 }
 
+/// A mapping.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Line<'t> {
+    /// The address of its first byte, in hexadecimal digits.
+    pub address: &'t str,
+    /// The policy of the mapping's first page, in the kernel's words: the mapping's own, or that of
+    /// the process's first thread.
+    pub policy: &'t str,
+    pub kind: Kind,
+    /// The file that is mapped, as the kernel writes its name.
+    pub file: Option<&'t str>,
+    /// Pages that belong to no file.
+    pub anonymous: u64,
+    /// Bytes of a page. 0 if there are no pages.
+    pub page_size: u64,
+    /// Nodes, and how many pages lie on each.
+    pub pages: Vec<(usize, u64)>,
+}
+
+/// Calls `visit` with each line, until it fails.
+pub fn each_line<'t>(text: &'t str, mut visit: impl FnMut(Line<'t>) -> Result<()>) -> Result<()> {
+    for (number, line) in text.lines().enumerate() {
+        Line::parse(line)
+            .and_then(&mut visit)
+            .with_context(|| format!("line {} of numa_maps, {line:?}", number + 1))?;
+    }
+    Ok(())
+}
+
+impl<'t> Line<'t> {
+    fn parse(line: &'t str) -> Result<Line<'t>> {
+        let (address, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let (policy, words) = rest.split_at(policy_length(rest));
+        let mut parsed = Line {
+            address,
+            policy,
+            kind: Kind::Private,
+            file: None,
+            anonymous: 0,
+            page_size: 0,
+            pages: Vec::new(),
+        };
+        for word in words.split(' ') {
+            if let Some(known) = kind_of(word) {
+                parsed.kind = parsed.kind.min(known);
+            } else if let Some(file) = word.strip_prefix("file=") {
+                parsed.file = Some(file);
+            } else if let Some(pages) = word.strip_prefix("anon=") {
+                parsed.anonymous = pages.parse().context("anon")?;
+            } else if let Some(kib) = word.strip_prefix("kernelpagesize_kB=") {
+                let kib: u64 = kib.parse().context("kernelpagesize_kB")?;
+                parsed.page_size = kib.checked_mul(1024).context("kernelpagesize_kB")?;
+            } else if let Some(found) = on_node(word)? {
+                parsed.pages.push(found);
+            }
+        }
+        if parsed.page_size == 0 && !parsed.pages.is_empty() {
+            bail!("has no kernelpagesize_kB, which kernels since Linux 3.19 write");
+        }
+        Ok(parsed)
+    }
+}
+
+/// Returns the length of the policy at the beginning of a text. Two modes have a blank in their
+/// names.
+fn policy_length(text: &str) -> usize {
+    let word = |text: &str| text.find(' ').unwrap_or(text.len());
+    let mut length = word(text);
+    for (first, second) in [("prefer ", "(many)"), ("weighted ", "interleave")] {
+        let behind = text.strip_prefix(first);
+        if let Some(behind) = behind.filter(|behind| behind.starts_with(second)) {
+            length = first.len() + word(behind);
+        }
+    }
+    length
+}
+
 /// Bytes by node and kind.
 #[derive(Debug, Default)]
 pub struct Usage(BTreeMap<(usize, Kind), u64>);
@@ -27,38 +106,16 @@ impl Usage {
     /// Adds up all lines of the file.
     pub fn parse(text: &str) -> Result<Usage> {
         let mut usage = Usage::default();
-        for (number, line) in text.lines().enumerate() {
-            usage
-                .add(line)
-                .with_context(|| format!("line {} of numa_maps, {line:?}", number + 1))?;
-        }
+        each_line(text, |line| usage.add(&line))?;
         Ok(usage)
     }
 
-    fn add(&mut self, line: &str) -> Result<()> {
-        let mut kind = Kind::Private;
-        let mut page_size = None;
-        let mut pages = Vec::new();
-        // Skips the address. The policy may contain blanks and so make more words, but none of
-        // those below.
-        for word in line.split_ascii_whitespace().skip(1) {
-            if let Some(known) = kind_of(word) {
-                kind = kind.min(known);
-            } else if let Some(kib) = word.strip_prefix("kernelpagesize_kB=") {
-                page_size = Some(kib.parse::<u64>().context("kernelpagesize_kB")?);
-            } else if let Some(found) = on_node(word)? {
-                pages.push(found);
-            }
-        }
-        let size = match page_size {
-            Some(kib) => kib.checked_mul(1024).context("kernelpagesize_kB")?,
-            None if pages.is_empty() => return Ok(()),
-            None => bail!("has no kernelpagesize_kB, which kernels since Linux 3.19 write"),
-        };
-        for (node, count) in pages {
-            let bytes = self.0.entry((node, kind)).or_default();
-            let more = size.checked_mul(count).context("too many pages")?;
-            *bytes = bytes.checked_add(more).context("too many pages")?;
+    fn add(&mut self, line: &Line<'_>) -> Result<()> {
+        for &(node, count) in &line.pages {
+            let bytes = self.0.entry((node, line.kind)).or_default();
+            let more = line.page_size.checked_mul(count);
+            let sum = more.and_then(|more| bytes.checked_add(more));
+            *bytes = sum.context("too many pages")?;
         }
         Ok(())
     }
@@ -127,6 +184,46 @@ mod tests {
         assert_eq!(row(Kind::Private), [300 << 12, 712 << 12, 0, 64 << 10]);
         assert_eq!(usage.total(3), 8192 + (64 << 10));
         assert_eq!(usage.nodes().to_string(), "0-3");
+    }
+
+    #[test]
+    fn policies_and_files_are_found() {
+        let mut found = Vec::new();
+        let parsed = each_line(TEXT, |line| {
+            found.push((line.policy, line.file, line.anonymous));
+            Ok(())
+        });
+        parsed.unwrap();
+        let policies: Vec<_> = found.iter().map(|line| line.0).collect();
+        assert_eq!(
+            policies,
+            [
+                "default",
+                "interleave:0-3",
+                "prefer (many):0-1",
+                "bind=static|balancing:1",
+                "weighted interleave:0-1",
+                "default",
+                "default",
+                "default",
+                "default"
+            ]
+        );
+        assert_eq!(found[0].1, Some("/usr/bin/python3"));
+        assert_eq!((found[1].1, found[1].2), (None, 8));
+    }
+
+    /// The kernel escapes neither carriage returns nor form feeds in names.
+    #[test]
+    fn a_files_name_is_one_word() {
+        let text = "1000 bind:1 file=/a\rhuge\x0cheap mapped=2 N0=2 kernelpagesize_kB=4\n";
+        let usage = Usage::parse(text).unwrap();
+        assert_eq!(usage.bytes(Kind::Private, 0), 8192);
+        each_line(text, |line| {
+            assert_eq!(line.file, Some("/a\rhuge\x0cheap"));
+            Ok(())
+        })
+        .unwrap();
     }
 
     #[test]

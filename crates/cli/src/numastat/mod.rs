@@ -1,6 +1,6 @@
 //! `pinfold numastat`: on which nodes the pages of processes and of the system lie.
 
-mod maps;
+pub mod maps;
 mod process;
 mod system;
 mod table;
@@ -9,7 +9,7 @@ use crate::output;
 use anyhow::Result;
 use pinfold::internal::topology_below;
 use pinfold::topology::NodeSet;
-use process::Process;
+pub use process::Process;
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
@@ -151,8 +151,8 @@ pub fn main(args: Args) -> Result<ExitCode> {
     pids.sort_unstable();
     pids.dedup();
     for pid in pids {
-        match Process::read(&args.root, pid) {
-            Ok(process) => reports.push(Report::of(&process, &online)),
+        match Process::open(&args.root, pid).and_then(|process| process.usage()) {
+            Ok((name, usage)) => reports.push(Report::of(pid, name, &usage, &online)),
             // Goes on: the other processes' tables are still useful.
             Err(error) => {
                 output::note(format_args!("{error:#}"));
@@ -185,13 +185,12 @@ impl Report {
     }
 
     /// Makes a report for all online nodes, and all other nodes that have pages.
-    fn of(process: &Process, online: &NodeSet) -> Report {
-        let usage = &process.usage;
+    fn of(pid: u32, name: String, usage: &maps::Usage, online: &NodeSet) -> Report {
         let nodes = online.or(&usage.nodes());
         let column = |kind| nodes.iter().map(|node| usage.bytes(kind, node)).collect();
         Report {
-            pid: process.pid,
-            name: process.name.clone(),
+            pid,
+            name,
             huge: column(maps::Kind::Huge),
             heap: column(maps::Kind::Heap),
             stack: column(maps::Kind::Stack),

@@ -13,10 +13,17 @@ use std::path::{Path, PathBuf};
 /// How often to read again if the process executes another program meanwhile.
 const TRIES: usize = 3;
 
+/// A process whose pages are read. Another process that gets its number is never read instead.
 pub struct Process {
-    pub pid: u32,
+    files: foreign::Process,
+    folder: PathBuf,
+}
+
+/// What was read of one program of one process.
+pub struct Maps {
     pub name: String,
-    pub usage: Usage,
+    /// The content of `numa_maps`. Bytes that are no UTF-8 are replaced.
+    pub text: String,
 }
 
 /// More bytes than the list of a process has that has as many mappings as Linux allows by default.
@@ -26,11 +33,10 @@ const MAX_BYTES: usize = 64 << 20;
 type Program = Option<u64>;
 
 impl Process {
-    /// Reads `proc/PID` below `root`.
-    pub fn read(root: &Path, pid: u32) -> Result<Process> {
+    /// Opens `proc/PID` below `root`.
+    pub fn open(root: &Path, pid: u32) -> Result<Process> {
         let folder = root.join("proc").join(pid.to_string());
-        // Another process that gets the number is not met behind this descriptor.
-        let process = match foreign::Process::in_any_state(&folder, pid) {
+        let files = match foreign::Process::in_any_state(&folder, pid) {
             Err(error) if has_ended(&error) && !foreign::is_proc_there() => {
                 bail!(foreign::NO_PROC)
             }
@@ -39,19 +45,37 @@ impl Process {
             }
             other => other.with_context(|| format!("process {pid}"))?,
         };
+        Ok(Process { files, folder })
+    }
+
+    /// Returns the process's files.
+    pub fn files(&self) -> &foreign::Process {
+        &self.files
+    }
+
+    /// Reads where the process's pages lie.
+    pub fn maps(&self) -> Result<Maps> {
+        let pid = self.files.pid();
         for _ in 0..TRIES {
-            let (name, before) = identify(&process)?;
-            let text = numa_maps(&process, &folder)?;
-            let (_, after) = identify(&process)?;
+            let (name, before) = identify(&self.files)?;
+            let text = numa_maps(&self.files, &self.folder)?;
+            let (_, after) = identify(&self.files)?;
             if before == after {
                 if text.is_empty() {
-                    explain_empty(&process)?;
+                    explain_empty(&self.files)?;
                 }
-                let usage = Usage::parse(&text).with_context(|| format!("process {pid}"))?;
-                return Ok(Process { pid, name, usage });
+                return Ok(Maps { name, text });
             }
         }
         bail!("process {pid} executed another program on each of {TRIES} reads; try again");
+    }
+
+    /// Returns the process's name, and its bytes by node.
+    pub fn usage(&self) -> Result<(String, Usage)> {
+        let maps = self.maps()?;
+        let usage = Usage::parse(&maps.text);
+        let usage = usage.with_context(|| format!("process {}", self.files.pid()))?;
+        Ok((maps.name, usage))
     }
 }
 

@@ -103,17 +103,10 @@ impl Machine {
         // Relative positions wrap around, and "all" means the nodes that exist.
         let by_number = !policy.flags().contains(Flags::RELATIVE) && named.len() < MAX_NODES;
         let wanted = if by_number { named } else { &NodeSet::EMPTY };
-        let Topology {
-            nodes, with_memory, ..
-        } = &self.topology;
-        let absent = wanted.without(nodes);
-        if !absent.is_empty() {
-            return Some(format!(
-                "{} not there; this machine has {}",
-                are(&absent),
-                listed(nodes)
-            ));
+        if let Some(fault) = self.absent(wanted) {
+            return Some(fault);
         }
+        let with_memory = &self.topology.with_memory;
         let empty = wanted.without(with_memory);
         if !empty.is_empty() {
             return Some(format!(
@@ -128,6 +121,19 @@ impl Machine {
                 "{} not allowed for this process; it may use {} (its cpuset; see Mems_allowed_list in /proc/self/status)",
                 are(&barred),
                 listed(&self.allowed)
+            )
+        })
+    }
+
+    /// Returns which of the nodes do not exist, if any.
+    pub fn absent(&self, wanted: &NodeSet) -> Option<String> {
+        let nodes = &self.topology.nodes;
+        let absent = wanted.without(nodes);
+        (!absent.is_empty()).then(|| {
+            format!(
+                "{} not there; this machine has {}",
+                are(&absent),
+                listed(nodes)
             )
         })
     }

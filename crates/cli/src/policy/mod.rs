@@ -1,10 +1,14 @@
-//! `pinfold policy`: what a memory policy says, and what it means on this machine.
+//! `pinfold policy`: what a memory policy says, what it means on this machine, and which pages of a
+//! process lie elsewhere.
 
+mod check;
 mod explain;
 mod fault;
 mod machine;
 mod words;
 
+#[cfg(fuzzing)]
+pub use check::Checked;
 pub use fault::parse;
 pub use machine::{Machine, listed};
 
@@ -26,6 +30,10 @@ use std::str::FromStr;
 /// Without POLICY, explains the policy in PINFOLD_POLICY, or if that is not set, the policy that
 /// this command was started with. The exit status is 0 for a policy that can be used here, 1 for a
 /// policy that cannot, and 2 for text that is not a policy.
+///
+/// With `--check`, reports the pages of a running process that do not lie on the nodes that their
+/// policy wants. The exit status is 0 if none is known to be misplaced, 1 if any is, and 2 if the
+/// process cannot be read.
 #[derive(clap::Args)]
 pub struct Args {
     /// The policy, like interleave:0-3, bind=static:0,2, prefer-many=relative:0-1,
@@ -36,6 +44,10 @@ pub struct Args {
     /// Show where pages go if a CPU of this node touches them; by default the node of this command
     #[arg(long, value_name = "NODE", value_parser = node)]
     from: Option<usize>,
+
+    /// Report the misplaced pages of a process, which need not use Pinfold
+    #[arg(long, value_name = "PID", conflicts_with_all = ["policy", "from"], value_parser = crate::live::pid)]
+    check: Option<u32>,
 
     /// Print one JSON object instead of lines
     #[arg(long)]
@@ -83,6 +95,12 @@ fn wanted(argument: Option<&OsStr>) -> Result<(Mempolicy, Source)> {
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
+    if let Some(pid) = args.check {
+        let checked = check::check(&args.root, pid)?;
+        let answer = output::named("policy_check", &checked);
+        output::show(args.json, &answer, || checked.to_string())?;
+        return Ok(ExitCode::from(u8::from(checked.is_misplaced())));
+    }
     let (policy, source) = match wanted(args.policy.as_deref()) {
         // No text was wrong: the system cannot tell this thread's policy. So the status is 1, not
         // 2.

@@ -41,6 +41,7 @@ pub mod heap;
 pub mod isolate;
 pub mod kernel_policy;
 mod malloc;
+pub mod node_order;
 pub mod pages;
 pub mod percpu;
 pub mod policy;

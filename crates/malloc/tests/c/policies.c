@@ -485,9 +485,62 @@ static void children(void)
 	pinfold_mempolicy_put(policy);
 }
 
+/* Where pages go: the nodes with memory by distance, and those of a policy only. */
+static void order_of_nodes(void)
+{
+	struct pinfold_node_order *order = pinfold_node_order_create();
+	pinfold_mempolicy_t *policy;
+	int nodes[1024], first[1] = { -2 };
+	ptrdiff_t count;
+
+	CHECK(order);
+	count = pinfold_mempolicy_zonelist(NULL, 0, order, nodes, 1024);
+	CHECK(count >= 1 && count <= 1024);
+	CHECK(pinfold_mempolicy_zonelist(NULL, 0, order, NULL, 0) == count);
+	CHECK(pinfold_mempolicy_zonelist(NULL, 0, order, first, 1) == count &&
+	      first[0] == nodes[0]);
+	CHECK(pinfold_mempolicy_node_for(NULL, 7, 0, order) == nodes[0]);
+	policy = pinfold_mempolicy_create(PINFOLD_MPOL_BIND, 0,
+					  (unsigned long[16]){ [0] = 1ul << nodes[0] }, 64);
+	CHECK(policy && pinfold_mempolicy_node_for(policy, 7, 0, order) == nodes[0]);
+	CHECK(pinfold_mempolicy_zonelist(policy, 0, order, first, 1) == 1);
+	pinfold_mempolicy_put(policy);
+	if (count > 1) {
+		char text[64];
+
+		/* Of four pages in a row, three go to the second node. */
+		snprintf(text, sizeof(text), "weighted interleave:%d,%d", nodes[0], nodes[1]);
+		policy = parsed(text);
+		CHECK(pinfold_node_order_set_weight(order, nodes[0], 1) == 0);
+		CHECK(pinfold_node_order_set_weight(order, nodes[1], 3) == 0);
+		int second = 0;
+
+		for (uint64_t page = 0; page < 4; page++)
+			second += pinfold_mempolicy_node_for(policy, page, 0, order) == nodes[1];
+		CHECK(second == 3);
+		pinfold_mempolicy_put(policy);
+	}
+	CHECK(pinfold_node_order_weight(order, 1023) == 1);
+	CHECK(pinfold_node_order_set_weight(order, 1023, 255) == 0);
+	CHECK(pinfold_node_order_weight(order, 1023) == 255);
+	errno = 0;
+	CHECK(pinfold_node_order_weight(order, 1024) == -1 && errno == EINVAL);
+	for (unsigned weight = 0; weight <= 256; weight += 256) {
+		errno = 0;
+		CHECK(pinfold_node_order_set_weight(order, 0, weight) == -1 && errno == EINVAL);
+	}
+	errno = 0;
+	CHECK(pinfold_mempolicy_node_for(NULL, 0, -1, order) == -1 && errno == EINVAL);
+	errno = 0;
+	CHECK(pinfold_mempolicy_zonelist(NULL, 1024, order, nodes, 1024) == -1 && errno == EINVAL);
+	pinfold_node_order_destroy(order);
+	pinfold_node_order_destroy(NULL);
+}
+
 int main(void)
 {
 	text();
+	order_of_nodes();
 	masks();
 	copies_and_changes();
 	counts();
