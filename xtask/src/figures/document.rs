@@ -378,7 +378,8 @@ mod tests {
         <!-- values: file=b.json metric=ns {subject=x size=8}\n{subject=y size=8} -->\nMore.\n";
 
     fn drawn(text: &str) -> Result<Drawn, Fault> {
-        let rows = r#"{"machine": {"cpu": "C", "cpus": 2, "kernel": "6.1.0-x"}, "load": 0.04,
+        let rows = r#"{"machine": {"cpu": "C", "cpus": 2, "kernel": "6.1.0-x",
+            "primitives": {"locked_add_cycles": 2.94}}, "load": 0.04, "date": "2026-01-02",
             "rows": [{"subject": "x", "size": 8, "ns": 2}, {"subject": "y", "size": 8, "ns": 8}]}"#;
         draw(text, &Runs::of("b.json", rows), "../")
     }
@@ -387,7 +388,8 @@ mod tests {
     fn a_stale_table_is_drawn_again_and_kept_cells_stay() {
         let drawn = drawn(TEXT).unwrap();
         let expected = "| x | 2.0 | 46 |\n| y | 8.0 | 61 |\n| both | 4.0 |  |\n\n\
-            Raw data: [b](../b.json), C, 2 CPUs, Linux 6.1.0, load 0.0.\n<!-- end -->\n";
+            Raw data: [b](../b.json), C, 2 CPUs, Linux 6.1.0, a locked add takes 2.9 cycles, load \
+            0.0,\n2026-01-02.\n<!-- end -->\n";
         assert!(drawn.text.contains(expected), "{}", drawn.text);
         let again = self::drawn(&drawn.text).unwrap();
         assert_eq!(again.text, drawn.text);

@@ -74,7 +74,7 @@ impl Runs {
         fs::read_to_string(&path).with_context(|| path.display().to_string())
     }
 
-    /// Describes where a file's values come from: the machine, its load, and the command.
+    /// Describes where a file's values come from: the machine, its load, and the day.
     ///
     /// # Errors
     ///
@@ -93,6 +93,9 @@ impl Runs {
             text(&machine["cpu"]),
             machine["cpus"]
         );
+        if let Some(cycles) = machine["primitives"]["locked_add_cycles"].as_f64() {
+            origin += &format!(", a locked add takes {cycles:.1} cycles");
+        }
         if let Some(load) = file["load"].as_f64() {
             origin += &format!(", load {load:.1}");
         }
