@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 
 /// How a comment begins that says what the table behind it shows.
-pub const TABLE: &str = "<!-- table";
+const TABLE: &str = "<!-- table";
 /// The comment after a table.
 const END: &str = "<!-- end -->";
 /// How a comment begins that names values that no table shows.
