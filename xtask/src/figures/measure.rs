@@ -54,11 +54,12 @@ pub fn main(names: &[String]) -> Result<()> {
     let lines = fs::read_to_string(COMMANDS).context(COMMANDS)?;
     let runs = parse(&lines)?;
     let chosen = choose(&runs, names)?;
+    // The benchmarks' own threads would count in a later reading.
+    let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     run(Command::new("cargo").args(["build", "--quiet", "--release", "-p", "pinfold-cli"]))?;
     for chosen in chosen {
         let begin = Instant::now();
         eprintln!("{}: {}", chosen.file, chosen.command);
-        let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
         let output = chosen.command().stderr(Stdio::inherit()).output();
         let output = output.with_context(|| format!("cannot start {}", chosen.command))?;
         if !output.status.success() {
