@@ -1,8 +1,10 @@
-//! Chores for developers: `cargo xtask tidy`, `stack`, `install`, `vm`, `root` and `policy-tests`.
+//! Chores for developers: `cargo xtask tidy`, `figures`, `stack`, `install`, `vm`, `root` and
+//! `policy-tests`.
 #![forbid(unsafe_code)]
 
 mod calls;
 mod documents;
+mod figures;
 mod floors;
 mod install;
 mod stack;
@@ -27,8 +29,9 @@ enum Chore {
     /// Checks the house rules of modules, files, unsafe blocks and documents.
     ///
     /// Dependencies point down, files are short, comments are narrow, unsafe blocks have reasons,
-    /// links lead somewhere, and the table of tests is complete.
+    /// links lead somewhere, the table of tests is complete, and `figures --check` finds nothing.
     Tidy,
+    Figures(figures::Args),
     Stack(stack::Args),
     Install(install::Args),
     Vm(vm::Args),
@@ -39,6 +42,7 @@ enum Chore {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().chore {
         Chore::Tidy => tidy::main(),
+        Chore::Figures(args) => figures::main(&args),
         Chore::Stack(args) => stack::main(args),
         Chore::Install(args) => install::main(args),
         Chore::Vm(args) => vm::main(args),
@@ -94,6 +98,10 @@ mod tests {
     fn documented_command_lines_are_accepted() {
         for line in [
             "tidy",
+            "figures",
+            "figures --check",
+            "figures --measure",
+            "figures --measure 000 003-same",
             "stack",
             "stack --limit 2048 --entry malloc --entry free --frames 256 --without f --chains",
             "install --prefix /usr/local",
@@ -122,6 +130,8 @@ mod tests {
             "",
             "clean",
             "tidy --edges",
+            "figures 000",
+            "figures --check --measure",
             "stack --limit many",
             "install",
             "install --prefix relative/folder",

@@ -2,6 +2,7 @@
 
 use crate::calls;
 use crate::documents;
+use crate::figures;
 use crate::floors::{Edge, FLOORS, Floors};
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -34,6 +35,7 @@ pub fn main() -> Result<()> {
         }
     }
     documents::check_tests(&mut faults)?;
+    faults.extend(figures::review(false)?);
     for floors in &FLOORS {
         check_floors(floors, &mut faults)?;
     }
