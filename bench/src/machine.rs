@@ -22,7 +22,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Reads the facts. Takes 50 ms if the counter does not state its rate.
+    /// Reads the facts and measures the machine's primitives. Takes about 0.2 s.
     pub fn read() -> Machine {
         Machine {
             facts: machine::Machine::read(),
@@ -41,10 +41,11 @@ impl Machine {
     }
 }
 
-/// A line for people.
+/// A line for people, and one with what the machine's primitives cost.
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let governor = self.governor.as_deref().unwrap_or("unknown");
-        write!(f, "{}, governor {governor}", self.facts)
+        writeln!(f, "{}, governor {governor}", self.facts)?;
+        write!(f, "{}", self.facts.primitives)
     }
 }

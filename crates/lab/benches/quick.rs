@@ -106,6 +106,7 @@ fn main() -> Result<()> {
         })
         .table();
     print(&format!(
-        "{machine}\nObjects of {SIZE} bytes; medians of {ROUNDS} rounds of {CALLS} calls, on one thread.\n\n{table}"
+        "{machine}\n{}\nObjects of {SIZE} bytes; medians of {ROUNDS} rounds of {CALLS} calls, on one thread.\n\n{table}",
+        machine.primitives
     ))
 }

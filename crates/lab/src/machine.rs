@@ -1,5 +1,11 @@
 //! The machine that a measurement ran on, without anything that identifies it.
 
+mod host;
+mod primitives;
+
+pub use host::Host;
+pub use primitives::Primitives;
+
 use crate::cycles;
 use pinfold::counter::EventCounter;
 use pinfold_rseq::{Backend, Index};
@@ -26,10 +32,12 @@ pub struct Machine {
     pub tsc_hz: u64,
     /// How Pinfold reaches its per-CPU memory.
     pub backend: &'static str,
+    /// What the machine's primitives cost.
+    pub primitives: Primitives,
 }
 
 impl Machine {
-    /// Reads the facts. Takes 50 ms if the counter does not state its rate.
+    /// Reads the facts and measures the primitives. Takes about 0.2 s.
     pub fn read() -> Machine {
         let tsc_hz = cycles::hertz();
         Machine {
@@ -41,6 +49,7 @@ impl Machine {
             tsc_mhz: tsc_hz / 1_000_000,
             tsc_hz,
             backend: backend(),
+            primitives: Primitives::measure(),
         }
     }
 
@@ -53,11 +62,12 @@ impl Machine {
             ("C library", self.libc.clone()),
             ("counter", format!("{} MHz", self.tsc_mhz)),
             ("per-CPU memory by", self.backend.to_owned()),
+            ("primitives", self.primitives.to_string()),
         ]
     }
 }
 
-/// A line for people.
+/// A line for people, without the primitives.
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(

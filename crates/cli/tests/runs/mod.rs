@@ -46,6 +46,13 @@ pub fn rows_of(command: &mut Command) -> (String, Vec<Value>) {
             "{number}: {figures}"
         );
     }
+    let primitives = &figures["machine"]["primitives"];
+    for cycles in ["locked_add_cycles", "system_call_cycles"] {
+        assert!(
+            primitives[cycles].as_f64() > Some(0.0),
+            "{cycles}: {figures}"
+        );
+    }
     let name = figures["bench"].as_str().unwrap().to_owned();
     match figures["rows"].take() {
         Value::Array(rows) => (name, rows),

@@ -2,6 +2,7 @@
 //! competing designs.
 
 mod all;
+mod compare;
 mod counter;
 mod pft;
 mod protect;
@@ -26,13 +27,14 @@ enum What {
     Slab(slab::Args),
     Pft(pft::Args),
     All(all::Args),
+    Compare(compare::Args),
 }
 
-/// Measures what the arguments ask for, and prints or writes the results.
+/// Measures or compares what the arguments ask for, and prints or writes the results.
 ///
 /// # Errors
 ///
-/// Fails if something cannot be measured, or the results cannot be written.
+/// Fails if something cannot be measured or compared, or the results cannot be written.
 pub fn main(args: Args) -> Result<ExitCode> {
     match args.what {
         What::Vmstat(args) => vmstat::main(&args),
@@ -40,6 +42,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         What::Slab(args) => slab::main(&args),
         What::Pft(args) => pft::main(&args),
         What::All(args) => all::main(&args),
+        What::Compare(args) => compare::main(&args),
     }?;
     Ok(ExitCode::SUCCESS)
 }

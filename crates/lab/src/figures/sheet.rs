@@ -33,7 +33,7 @@ pub struct Sheet {
 
 impl Sheet {
     /// Puts the results of the measurement `bench` together: as text, as JSON and as a plot. The
-    /// text begins with a line about the machine.
+    /// text begins with a line about the machine, and one with what its primitives cost.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl Sheet {
         picture: Result<String>,
     ) -> Result<Sheet> {
         Ok(Sheet {
-            text: format!("{machine}\n{text}"),
+            text: format!("{machine}\n{}\n{text}", machine.primitives),
             json: json(bench, machine, rows)?,
             picture: picture.map_err(|error| format!("{error:#}")),
         })

@@ -74,10 +74,11 @@ pub fn figure(value: Option<f64>, digits: usize) -> String {
 
 impl Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let columns = self.rows.first().map_or(0, Vec::len);
+        let widths: Vec<_> = (0..columns).map(|column| self.width(column)).collect();
         for row in &self.rows {
             let mut line = String::new();
-            for (column, cell) in row.iter().enumerate() {
-                let width = self.width(column);
+            for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
                 line += if column > 0 { "  " } else { "" };
                 line += &match column == self.left {
                     true => format!("{cell:<width$}"),

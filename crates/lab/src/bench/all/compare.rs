@@ -2,8 +2,10 @@
 
 use super::rows::Rows;
 use super::seeds::{DOCUMENTS, Faults, PASSES, Slab};
+use super::verdict::{Kind, beside};
 use crate::figures::{Bars, Panels, Plot, Series};
 use crate::output::{Table, figure};
+use crate::stats::distinct;
 use anyhow::Result;
 use serde_json::json;
 
@@ -11,7 +13,8 @@ use serde_json::json;
 pub struct Comparison {
     /// The tables with their captions.
     pub tables: Vec<(String, Table)>,
-    /// What a reader should take from them.
+    /// What a reader should take from them. All that it says of this machine comes from the
+    /// figures measured in this run.
     pub meaning: String,
     /// A plot of both as SVG, where one picture can hold both.
     pub picture: Option<Result<String>>,
@@ -29,8 +32,9 @@ pub fn compare(bench: &str, rows: &Rows) -> Comparison {
 }
 
 /// The subjects of `pinfold bench vmstat` that stand for the ways of 2007, and Pinfold's own.
-const WAYS: [(&str, Option<usize>); 6] = [
+const WAYS: [(&str, Option<usize>); 7] = [
     ("unprotected", None),
+    ("locked", None),
     ("masked-signals", Some(0)),
     ("rseq-cmpxchg", Some(1)),
     ("rseq-inc-check", Some(2)),
@@ -85,13 +89,15 @@ fn vmstat(rows: &Rows) -> Comparison {
             bars("here", &|subject, _| of(subject, "inc")),
         ],
     };
-    let meaning = format!(
-        "In 2007, disabling interrupts took 48 of 60 cycles. Here an increment takes {} cycles with \
-         masked signals, {} as a restartable sequence (rseq), and {} without protection.",
-        here("masked-signals", "inc"),
-        here("rseq", "inc"),
-        here("unprotected", "inc"),
-    );
+    let rivals = WAYS.map(|(way, _)| (way, of(way, "inc")));
+    let mut meaning = "In 2007, disabling interrupts took 48 of 60 cycles.".to_owned();
+    let verdicts = beside(Kind::Time, of("rseq", "inc"), &rivals[..rivals.len() - 1]);
+    if !verdicts.is_empty() {
+        let ours = here("rseq", "inc");
+        meaning += &format!(
+            " Here an increment of Pinfold's item (rseq) takes {ours} cycles: {verdicts}."
+        );
+    }
     let caption = "Cycles per call. In 2007, only inc_zone disabled interrupts: dec_zone was \
                    __dec_zone_page_state, and count_vm_event disabled preemption";
     Comparison {
@@ -100,6 +106,9 @@ fn vmstat(rows: &Rows) -> Comparison {
         picture: Some(picture.svg()),
     }
 }
+
+/// The rivals of Pinfold's fast path in `pinfold bench slab`, the cheapest protection first.
+const PROTECTIONS: [&str; 4] = ["unprotected", "locked", "tid", "masked-signals"];
 
 /// Returns this machine's cycles of an alloc, a free and a pair with one thread.
 fn slab_here(rows: &Rows, subject: &str, size: u32) -> [Option<f64>; 3] {
@@ -149,16 +158,23 @@ fn slab(rows: &Rows) -> Comparison {
         log_y: true,
         series,
     };
-    let pair = |subject| figure(slab_here(rows, subject, 64)[2], 1);
-    let meaning = format!(
-        "In 2015 the change took a pair of 64 bytes from 68 to 66 cycles. Here such a pair takes {} \
-         cycles in a KmemCache and {} by malloc and free. No lock and no transaction id is left in \
-         the fast path: a restartable sequence takes {} cycles, and the same path with an id {}.",
-        pair("pinfold-cache"),
-        pair("pinfold-malloc"),
-        pair("rseq"),
-        pair("tid"),
-    );
+    let pair = |subject| slab_here(rows, subject, 64)[2];
+    let mut meaning = "In 2015 the change took a pair of 64 bytes from 68 to 66 cycles.".to_owned();
+    if let [Some(cache), Some(malloc)] = ["pinfold-cache", "pinfold-malloc"].map(pair) {
+        meaning += &format!(
+            " Here such a pair takes {cache:.1} cycles in a KmemCache, and {malloc:.1} by malloc \
+             and free."
+        );
+    }
+    let rivals = PROTECTIONS.map(|rival| (rival, pair(rival)));
+    let verdicts = beside(Kind::Time, pair("rseq"), &rivals);
+    if !verdicts.is_empty() {
+        meaning += &format!(
+            " Among the protections of the same fast path, Pinfold's own (rseq) takes {} cycles: \
+             {verdicts}.",
+            figure(pair("rseq"), 1)
+        );
+    }
     let caption = "Cycles: alloc / free / a pair of both. Before the change of 2015 and after it";
     Comparison {
         tables: vec![(caption.to_owned(), table)],
@@ -202,29 +218,48 @@ fn jitter(rows: &Rows) -> Comparison {
         })
         .column("folds", |(subject, ..)| field(subject, "folds"))
         .table();
-    let shown = |subject| field(subject, "context_switches");
-    let busy = of("none", "context_switches").zip(of("local-worker", "folds"));
-    let meaning = format!(
-        "The loop lost its CPU {} times without folds, {} times with a worker on its CPU, and {} times \
-         with Pinfold's shepherd. {}",
-        shown("none"),
-        shown("local-worker"),
-        shown("pinfold"),
-        match busy {
-            Some((lost, folds)) if lost > folds =>
-                "Most of that is other load: the loop lost its CPU more often without folds than the \
-                 worker folded, so this machine was too busy for a comparison.",
-            _ =>
-                "Each fold by the worker takes the CPU away for a moment. A fold from another CPU \
-                 does not.",
-        }
-    );
     let caption = "Pauses between two passes of the loop, in cycles".to_owned();
     Comparison {
         tables: vec![(caption, table)],
-        meaning,
+        meaning: folds_cost(rows),
         picture: None,
     }
+}
+
+/// Says how often the loop lost its CPU, and how many of these times come with the folds.
+fn folds_cost(rows: &Rows) -> String {
+    let of = |subject: &str, field| rows.number(&json!({"subject": subject}), field);
+    let lost = |subject| of(subject, "context_switches");
+    let (Some(alone), Some(worker), Some(shepherd)) =
+        (lost("none"), lost("local-worker"), lost("pinfold"))
+    else {
+        return String::new();
+    };
+    let mut text = format!(
+        "The loop lost its CPU {alone:.0} times without folds, {worker:.0} times with a worker on \
+         its CPU, and {shepherd:.0} times with Pinfold's shepherd."
+    );
+    let folds = |subject| of(subject, "folds").filter(|folds| *folds > 0.0);
+    if folds("local-worker").is_some_and(|folds| alone > folds) {
+        return text
+            + " Most of that is other load: the loop lost its CPU more often without folds than the \
+               worker folded, so this machine was too busy for a comparison.";
+    }
+    for (who, subject, lost) in [
+        ("worker", "local-worker", worker),
+        ("shepherd", "pinfold", shepherd),
+    ] {
+        let Some(folds) = folds(subject) else {
+            continue;
+        };
+        let each = (lost - alone) / folds;
+        let sign = if each < 0.0 { "fewer" } else { "more" };
+        text += &format!(
+            " With the {who} and its {folds:.0} folds, that is {:.2} times {sign} for each fold.",
+            each.abs()
+        );
+    }
+    text
 }
 
 /// The designs that count for processes, the two of 2011 first.
@@ -266,16 +301,26 @@ fn counter(rows: &Rows) -> Comparison {
             figure(of(design, false, true, "sum_error_max"), 0)
         })
         .table();
-    let meaning = format!(
-        "In 2011 the patch took a pass from 841 to 213 ns, because the processes no longer waited for \
-         the counter's lock. Here a pass takes {} ns with the spinlock, and {} ns of them without mmap \
-         and munmap, which shows how much of a pass the counter is. Without them, an add and its \
-         subtraction take {} ns with one atomic and {} ns with Pinfold's shared counter.",
-        pass("spinlock-batch", "ns_per_op"),
-        alone("spinlock-batch"),
-        alone("atomic"),
-        alone("pinfold-shared"),
-    );
+    let mut meaning = "In 2011 the patch took a pass from 841 to 213 ns, because the processes no \
+                       longer waited for the counter's lock."
+        .to_owned();
+    let time = |design, mmap| of(design, mmap, false, "ns_per_op");
+    if let [Some(with), Some(without)] = [true, false].map(|mmap| time("spinlock-batch", mmap)) {
+        meaning += &format!(
+            " Here a pass takes {with:.1} ns with the spinlock, and {without:.1} ns without mmap and \
+             munmap."
+        );
+    }
+    let rivals = DESIGNS.map(|design| (design, time(design, false)));
+    let ours = time("pinfold-shared", false);
+    let verdicts = beside(Kind::Time, ours, &rivals[..DESIGNS.len() - 1]);
+    if !verdicts.is_empty() {
+        meaning += &format!(
+            " Without them, an add and its subtraction take {} ns with Pinfold's shared counter: \
+             {verdicts}.",
+            figure(ours, 1)
+        );
+    }
     Comparison {
         tables: vec![
             ("16 processes, 10,000,000 passes in each".to_owned(), then),
@@ -323,20 +368,29 @@ fn pft(rows: &Rows) -> Comparison {
         series: faults_lines(rows, faults, most),
     });
     let ranges = &DOCUMENTS.faults[1];
-    let gain = |subject, threads| {
-        let of = |subject| faults_here(rows, ranges, subject, threads, false);
-        let ratio = of(subject).zip(of("counted"));
-        figure(ratio.map(|(after, before)| after / before), 2)
-    };
-    let meaning = format!(
-        "In 2008, private memory with a policy of its own gained nothing at 1 thread and 11 % at 7, \
-         once policies were no longer counted. Here an allocation that counts nothing (pinfold) \
-         makes {} times the faults per CPU second of one that counts (counted) at 1 thread, and {} \
-         times at {most}. Only the columns of 2008 and the kernel's are page faults: the other \
-         subjects pop a page off a list in the program, so compare them with each other.",
-        gain("pinfold", 1),
-        gain("pinfold", most),
-    );
+    let mut meaning =
+        "In 2008, private memory with a policy of its own gained nothing at 1 thread \
+                       and 11 % at 7, once policies were no longer counted."
+            .to_owned();
+    for threads in distinct([1, most]) {
+        let rate = |subject| faults_here(rows, ranges, subject, threads, false);
+        let ours = rate("pinfold").map(|rate| rate / 1e6);
+        let counted = rate("counted").map(|rate| rate / 1e6);
+        let verdict = beside(Kind::Rate, ours, &[("one that counts", counted)]);
+        if !verdict.is_empty() {
+            let threads = match threads {
+                1 => "1 thread".to_owned(),
+                more => format!("{more} threads"),
+            };
+            meaning += &format!(
+                " Here, at {threads}, an allocation that counts nothing (pinfold) makes {} million \
+                 pages per CPU second: {verdict}.",
+                figure(ours, 1)
+            );
+        }
+    }
+    meaning += " Only the columns of 2008 and the kernel's are page faults: the other subjects pop a \
+                page off a list in the program, so compare them with each other.";
     Comparison {
         tables: tables.collect(),
         meaning,
@@ -392,4 +446,85 @@ fn faults_lines(rows: &Rows, faults: &Faults, most: usize) -> Vec<Series> {
         .into_iter()
         .chain(FAULTING.map(here))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::Value;
+
+    /// Returns what the report says of made-up figures.
+    fn meaning(bench: &str, rows: &Value) -> String {
+        compare(bench, &Rows::parse(&json!({ "rows": rows }).to_string())).meaning
+    }
+
+    /// A reader must learn that Pinfold lost, and against which rival.
+    #[test]
+    fn losses_are_called_losses() {
+        let item = |subject, cycles| json!({"subject": subject, "op": "inc", "signals": false, "items": 1, "cycles": cycles});
+        let rows = json!([
+            item("unprotected", 3.0),
+            item("locked", 6.0),
+            item("rseq", 9.0)
+        ]);
+        let text = meaning("vmstat", &rows);
+        assert!(text.contains("(rseq) takes 9.0 cycles"), "{text}");
+        assert!(text.contains("slower by 50 % than locked (6.0)"), "{text}");
+
+        let pair = |subject, cycles| json!({"subject": subject, "scenario": "pair", "op": "pair", "size": 64, "cycles": cycles});
+        let rows = json!([pair("rseq", 12.0), pair("tid", 10.0), pair("locked", 8.0)]);
+        let text = meaning("slab", &rows);
+        assert!(text.contains("slower by 50 % than locked (8.0)"), "{text}");
+        assert!(text.contains("slower by 20 % than tid (10.0)"), "{text}");
+
+        let add = |subject, ns| json!({"subject": subject, "mmap": false, "summing": false, "ns_per_op": ns});
+        let rows = json!([
+            add("spinlock-batch", 4.0),
+            add("atomic", 5.0),
+            add("pinfold-shared", 6.0)
+        ]);
+        let text = meaning("counter", &rows);
+        assert!(
+            text.contains("slower by 50 % than spinlock-batch (4.0)"),
+            "{text}"
+        );
+        assert!(text.contains("slower by 20 % than atomic (5.0)"), "{text}");
+
+        let ranges = &DOCUMENTS.faults[1];
+        let pages = |subject, rate| {
+            json!({"memory": ranges.memory, "policy": ranges.policy, "subject": subject,
+                   "threads": 1, "faults_per_cpu_second": rate})
+        };
+        let rows = json!([pages("counted", 40e6), pages("pinfold", 30e6)]);
+        let text = meaning("pft", &rows);
+        assert!(
+            text.contains("slower by 25 % than one that counts (40.0)"),
+            "{text}"
+        );
+
+        let switches = |subject, lost, folds| json!({"subject": subject, "context_switches": lost, "folds": folds});
+        let rows = json!([
+            switches("none", 10, 0),
+            switches("local-worker", 5, 100),
+            switches("pinfold", 210, 100),
+        ]);
+        let text = meaning("jitter", &rows);
+        assert!(
+            text.contains("worker and its 100 folds, that is 0.05 times fewer"),
+            "{text}"
+        );
+        assert!(
+            text.contains("shepherd and its 100 folds, that is 2.00 times more"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn what_was_not_measured_is_not_said() {
+        for bench in ["vmstat", "slab", "jitter", "counter", "pft"] {
+            let text = meaning(bench, &json!([]));
+            assert!(!text.contains("aster") && !text.contains("lower"), "{text}");
+            assert!(!text.contains(" - "), "{text}");
+        }
+    }
 }

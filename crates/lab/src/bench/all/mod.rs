@@ -6,6 +6,7 @@ mod page;
 mod part;
 mod rows;
 mod seeds;
+mod verdict;
 
 use crate::output;
 use anyhow::{Result, ensure};

@@ -35,7 +35,7 @@ impl Part {
             (Part::Vmstat, true) => "--rounds 5 --calls 1000".to_owned(),
             (Part::Vmstat, false) => "--rounds 101".to_owned(),
             (Part::Slab, quick) => format!(
-                "--subject pinfold-cache,pinfold-malloc,rseq,tid,locked,masked-signals {}",
+                "--subject pinfold-cache,pinfold-malloc,unprotected,rseq,tid,locked,masked-signals {}",
                 if quick {
                     "--rounds 2 --calls 300"
                 } else {

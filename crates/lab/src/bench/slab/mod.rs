@@ -30,14 +30,18 @@ const SIZE_MOST_OF_MANY: usize = 4096;
 /// Measure cycles per allocation and free: slab_test's six scenarios, and bulk calls
 ///
 /// Subjects: pinfold-cache (a KmemCache of that size, inlined), pinfold-malloc (pinfold_malloc and
-/// pinfold_free, called as C functions), pinfold-hardened (a hardened KmemCache). Four more
-/// subjects protect the same fast path in different ways: rseq (a KmemCache), tid (a list per CPU,
-/// committed by a double-word compare-exchange of its head and a transaction id, as in SLUB),
-/// locked (an array per CPU behind a lock of the CPU, without contention: one locked exchange,
-/// which stands for disabled preemption), masked-signals (such an array, with pthread_sigmask
-/// around it too; to a thread, masked signals are what disabled interrupts are to a CPU). Threads
-/// are pinned, one to each CPU that this process may use. The plot shows cycles against sizes:
-/// those of the first two scenarios, or of the others if only those are measured.
+/// pinfold_free, called as C functions), pinfold-hardened (a hardened KmemCache). Five more
+/// subjects have the same fast path, and protect it in different ways: unprotected (arrays per CPU,
+/// used by plain loads and stores, only in the scenarios with one thread; what the others take
+/// beyond it is the cost of their protection), rseq (a KmemCache), tid (a list per CPU, committed
+/// by a double-word compare-exchange of its head and a transaction id, as in SLUB), locked (arrays
+/// per CPU behind a lock of the CPU, without contention: one locked exchange, which stands for
+/// disabled preemption), masked-signals (such arrays, with pthread_sigmask around them too; to a
+/// thread, masked signals are what disabled interrupts are to a CPU). The slow path of all is that
+/// of a KmemCache: a CPU has a spare array, and exchanges a full or an empty one at a depot that
+/// all CPUs share. Threads are pinned, one to each CPU that this process may use. The plot shows
+/// cycles against sizes: those of the first two scenarios, or of the others if only those are
+/// measured.
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// Number of times each loop is measured, subjects interleaved; figures are medians

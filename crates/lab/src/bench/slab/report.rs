@@ -177,7 +177,8 @@ fn rivals(rows: &Rows<SubjectName>) -> String {
     if rivals.0.is_empty() {
         return String::new();
     }
-    let mut text = "\nThe same fast path, protected in four ways\n".to_owned();
+    let mut text =
+        "\nThe same fast path, without protection and protected in four ways\n".to_owned();
     for rival in SubjectName::RIVALS {
         let _ = writeln!(text, "{}: {}", rival.name(), rival.describe());
     }
@@ -212,8 +213,9 @@ pub fn side_by_side<N: Name>(rows: &Rows<N>, subjects: &[N]) -> String {
     text
 }
 
-/// Formats how much faster a pair becomes without each protection (lock, masked signals,
-/// transaction id), in the form of the kernel's commit of 2015: before -> after, percent.
+/// Formats what each protection takes beyond the unprotected path, and how much faster a pair
+/// becomes without each protection (lock, masked signals, transaction id), in the form of the
+/// kernel's commit of 2015: before -> after, percent.
 fn gains(rows: &Rows<SubjectName>) -> String {
     let pair = Test::Of(Scenario::Pair);
     let pairs = |name| {
@@ -221,8 +223,15 @@ fn gains(rows: &Rows<SubjectName>) -> String {
         let cycles: Vec<_> = mine.map(|row| row.cycles).collect();
         (!cycles.is_empty()).then(|| geometric_mean(&cycles))
     };
-    let [rseq, tid, locked, masked] = SubjectName::RIVALS.map(pairs);
-    let gains = removing("the lock", locked, rseq)
+    let [unprotected, rseq, tid, locked, masked] = SubjectName::RIVALS.map(pairs);
+    let costs = SubjectName::RIVALS.into_iter().skip(1).filter_map(|name| {
+        let beyond = pairs(name)? - unprotected?;
+        Some(format!(
+            "the protection of {name} costs {beyond:.1} cycles\n"
+        ))
+    });
+    let gains = costs.collect::<String>()
+        + &removing("the lock", locked, rseq)
         + &removing("masked signals and the lock", masked, rseq)
         + &removing("the transaction id", tid, rseq)
         + &replacing(locked, tid);

@@ -1,14 +1,15 @@
 //! The subjects: Pinfold, and the peers of its fast path.
 
-mod batch;
+mod array;
+mod depot;
 mod double_word;
-mod locked;
+mod sheaf;
 mod tid;
 
 use super::Test;
 use crate::{CMalloc, Measurable, PinfoldCache, PinfoldMalloc, cache, cache_of};
 use anyhow::Result;
-use locked::LockedArray;
+use array::{Array, Locked, MaskedSignals, Unprotected};
 
 crate::names! {
     /// The subjects, in the order of the tables. A new subject needs a name here, a place in the
@@ -17,6 +18,7 @@ crate::names! {
         PinfoldCache = "pinfold-cache",
         PinfoldMalloc = "pinfold-malloc",
         PinfoldHardened = "pinfold-hardened",
+        Unprotected = "unprotected",
         Rseq = "rseq",
         Tid = "tid",
         Locked = "locked",
@@ -25,8 +27,9 @@ crate::names! {
 }
 
 impl SubjectName {
-    /// The four ways to protect the same fast path.
-    pub const RIVALS: [SubjectName; 4] = [
+    /// The same fast path, unprotected and protected in four ways.
+    pub const RIVALS: [SubjectName; 5] = [
+        SubjectName::Unprotected,
         SubjectName::Rseq,
         SubjectName::Tid,
         SubjectName::Locked,
@@ -39,15 +42,18 @@ impl SubjectName {
             SubjectName::PinfoldCache => "a KmemCache of that size, inlined",
             SubjectName::PinfoldMalloc => "pinfold_malloc and pinfold_free, called as C functions",
             SubjectName::PinfoldHardened => "a KmemCache of that size, hardened",
+            SubjectName::Unprotected => {
+                "the same path without protection, for one thread: the others' lower bound"
+            }
             SubjectName::Rseq => "a restartable sequence pops or pushes: a KmemCache",
             SubjectName::Tid => {
                 "a double-word compare-exchange of a list's head and a transaction id, as in SLUB"
             }
             SubjectName::Locked => {
-                "an array with a lock of the CPU: one locked exchange, without contention"
+                "arrays with a lock of the CPU: one locked exchange, without contention"
             }
             SubjectName::MaskedSignals => {
-                "an array with two calls of pthread_sigmask and a lock around it"
+                "arrays with two calls of pthread_sigmask and a lock around them"
             }
         }
     }
@@ -55,7 +61,7 @@ impl SubjectName {
     /// Returns whether the subject is measured in `test`.
     pub fn takes_part(self, test: Test) -> bool {
         match test {
-            Test::Of(_) => true,
+            Test::Of(scenario) => self != SubjectName::Unprotected || scenario.threads(2) == 1,
             Test::Bulk => self == SubjectName::PinfoldCache,
         }
     }
@@ -75,8 +81,9 @@ impl SubjectName {
             SubjectName::PinfoldHardened => Box::new(PinfoldCache(cache_of(size, true)?)),
             SubjectName::PinfoldMalloc => Box::new(CMalloc::<PinfoldMalloc>::new(size)),
             SubjectName::Tid => Box::new(tid::Tid::new(cache(size)?)?),
-            SubjectName::Locked => Box::new(LockedArray::<false>::new(cache(size)?)),
-            SubjectName::MaskedSignals => Box::new(LockedArray::<true>::new(cache(size)?)),
+            SubjectName::Unprotected => Box::new(Array::<Unprotected>::new(cache(size)?)),
+            SubjectName::Locked => Box::new(Array::<Locked>::new(cache(size)?)),
+            SubjectName::MaskedSignals => Box::new(Array::<MaskedSignals>::new(cache(size)?)),
         })
     }
 }

@@ -3,8 +3,9 @@
 use super::*;
 use crate::machine::settle_index;
 use crate::{Subject, cpus};
+use array::Protection;
 use pinfold::slab::KmemCache;
-use std::ptr::null_mut;
+use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 use std::time::Duration;
@@ -105,7 +106,7 @@ fn transaction_ids_hand_no_object_out_twice() {
 #[test]
 fn masking_signals_hands_no_object_out_twice() {
     settle_index();
-    let mut subject = LockedArray::<true>::new(cache(SIZE).unwrap());
+    let mut subject = Array::<MaskedSignals>::new(cache(SIZE).unwrap());
     hammer(&subject, 50_000);
     subject.drain();
     nothing_is_left(&subject.backing);
@@ -114,7 +115,7 @@ fn masking_signals_hands_no_object_out_twice() {
 #[test]
 fn locking_hands_no_object_out_twice() {
     settle_index();
-    let mut subject = LockedArray::<false>::new(cache(SIZE).unwrap());
+    let mut subject = Array::<Locked>::new(cache(SIZE).unwrap());
     hammer(&subject, 400_000);
     subject.drain();
     nothing_is_left(&subject.backing);
@@ -123,24 +124,24 @@ fn locking_hands_no_object_out_twice() {
 #[test]
 fn an_array_belongs_to_one_thread_at_a_time() {
     settle_index();
-    belongs_to_one_thread(&LockedArray::<false>::new(cache(SIZE).unwrap()));
-    belongs_to_one_thread(&LockedArray::<true>::new(cache(SIZE).unwrap()));
+    belongs_to_one_thread(&Array::<Locked>::new(cache(SIZE).unwrap()));
+    belongs_to_one_thread(&Array::<MaskedSignals>::new(cache(SIZE).unwrap()));
 }
 
-fn belongs_to_one_thread<const MASKING: bool>(subject: &LockedArray<MASKING>) {
+fn belongs_to_one_thread<P: Protection>(subject: &Array<P>) {
     let cpu = cpus::current().unwrap();
     // All threads run on one CPU, and each yields while it has the CPU's array.
     let work = || {
         cpus::pin(cpu).unwrap();
         for _ in 0..500 {
-            let found = subject.held(|objects| {
-                let found = objects.len();
-                objects.push(null_mut());
+            let is_empty = subject.held(|sheaves| {
+                let is_empty = sheaves.main.is_empty();
+                sheaves.main.push(NonNull::dangling().as_ptr());
                 std::thread::yield_now();
-                objects.pop();
-                found
+                sheaves.main.pop();
+                is_empty
             });
-            assert_eq!(found, 0);
+            assert!(is_empty);
         }
     };
     std::thread::scope(|scope| (0..THREADS).for_each(|_| drop(scope.spawn(work))));
@@ -218,7 +219,7 @@ fn interrupt<S: Subject + 'static>(subject: S) -> Box<S> {
 }
 
 /// Checks that a handler that wants the array does not run while the array's lock is held.
-fn masks_handlers(subject: &LockedArray<true>) {
+fn masks_handlers(subject: &Array<MaskedSignals>) {
     let before = HANDLED.load(Relaxed);
     let within = subject.held(|_| {
         // SAFETY: the handler uses only atomics and the subject, which may be used in handlers.
@@ -234,7 +235,7 @@ fn handlers_may_allocate_and_free() {
     // SAFETY: the handler uses only atomics and the subject, which may be used in handlers.
     unsafe { libc::signal(libc::SIGUSR2, handler as *const () as usize) };
     nothing_is_left(&interrupt(PinfoldCache(cache(SIZE).unwrap())).0);
-    let masked = LockedArray::<true>::new(cache(SIZE).unwrap());
+    let masked = Array::<MaskedSignals>::new(cache(SIZE).unwrap());
     masks_handlers(&masked);
     let mut masked = interrupt(masked);
     masked.drain();

@@ -22,14 +22,18 @@
 //! * The id also counts the list's objects, to bound the list. SLUB has a bound in the page that
 //!   the list belongs to.
 //!
+//! A CPU exchanges a whole list at the [`Depot`], as Pinfold exchanges a sheaf: by its head and its
+//! length.
+//!
 //! An array would not work. A thread that was overtaken between writing a slot and the exchange
 //! would have overwritten a slot that another thread filled meanwhile.
 
-use super::batch::Batch;
+use super::depot::{self, Depot};
 use super::double_word::{self, Pair};
 use crate::Subject;
 use anyhow::{Result, ensure};
 use pinfold::slab::KmemCache;
+use std::ptr::null_mut;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
@@ -38,8 +42,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 ///
 /// An exchange succeeds wrongly only if the thread was overtaken by a multiple of 2^43 operations.
 /// At 5 ns an operation, that takes half a day.
-const CPU: u32 = Batch::MOST.ilog2();
-const COUNT: u64 = Batch::MOST as u64 - 1;
+const CPU: u32 = 8;
+const COUNT: u64 = (1 << CPU) - 1;
 const STEP: u64 = 1 << (CPU + pinfold_rseq::MAX_INDEX.ilog2());
 
 pub struct Tid {
@@ -47,6 +51,16 @@ pub struct Tid {
     /// The most objects that a list holds: as many as one of the cache's own arrays.
     capacity: usize,
     locals: Box<[Local]>,
+    depot: Depot<List>,
+}
+
+/// A list that belongs to whatever holds this value.
+#[derive(Clone, Copy, Default)]
+struct List {
+    /// The address of the first object, or 0.
+    head: u64,
+    /// The number of objects.
+    count: u64,
 }
 
 /// A CPU's list, on cache lines of its own: on two, because CPUs fetch lines in pairs. The first
@@ -87,14 +101,15 @@ impl Tid {
     pub fn new(backing: KmemCache) -> Result<Tid> {
         ensure!(double_word::missing().is_none(), "no double-word exchange");
         ensure!(backing.object_size() >= 8, "no room for a link in objects");
-        // At most 255 objects: a spilled list and the object being freed must fit into a `Batch`
-        // (256), and the id has 8 bits for the count.
-        let capacity = backing.statistics().sheaf_capacity.min(Batch::MOST - 1);
+        // The id has 8 bits for the count.
+        let capacity = (backing.statistics().sheaf_capacity).clamp(1, COUNT as usize);
+        let bound = depot::bound(&backing, capacity);
         let local = |cpu: usize| Local(Pair([0, (cpu as u64) << CPU].map(AtomicU64::new)));
         Ok(Tid {
             backing,
             capacity,
             locals: super::for_each_cpu(local),
+            depot: Depot::new(vec![List::default(); bound]),
         })
     }
 
@@ -112,81 +127,111 @@ impl Tid {
         }
     }
 
-    /// Returns an object after the list was empty. Refills half of the list, so that a free right
-    /// afterwards finds room.
+    /// Returns an object after the CPU's list was empty, or null if the system has no memory. The
+    /// other objects of a list from the depot, or from the cache, become the CPU's.
     #[cold]
     #[inline(never)]
     fn refill(&self) -> *mut u8 {
-        let mut fresh = Batch::take(&self.backing, self.capacity.div_ceil(2));
-        let object = fresh.pop();
-        if !self.put(fresh.as_slice()) {
-            // SAFETY: `take` allocated these objects just now, and `put` did not put them on a
-            // list.
-            unsafe { fresh.give_back(&self.backing) };
+        let mut list = List::default();
+        if !self.depot.exchange_for_full(&mut list) {
+            self.fill(&mut list);
+        }
+        let object = list.pop();
+        let (local, seen) = self.enter();
+        // The id of an empty list counts 0 objects, so the sum carries nothing into the CPU's bits.
+        let tid = seen.tid.wrapping_add(STEP + list.count);
+        let head = list.head;
+        let installed = seen.head == 0 && local.replace(seen, Words { head, tid });
+        if !installed && !self.depot.exchange_for_empty(&mut list) {
+            self.flush(&mut list);
         }
         object
     }
 
-    /// Makes `objects`, which no other thread has, the current CPU's list if that is empty.
-    fn put(&self, objects: &[*mut u8]) -> bool {
-        let mut head = 0;
-        for &object in objects {
-            // SAFETY: `refill` has just allocated the object, so this thread owns it. `new` checked
-            // that it has room for a link.
-            unsafe { link(object as u64).write_volatile(head) };
-            head = object as u64;
-        }
-        let (local, seen) = self.enter();
-        // The id of an empty list counts 0 objects, so the sum carries nothing into the CPU's bits.
-        let tid = seen.tid.wrapping_add(STEP + objects.len() as u64);
-        seen.head == 0 && local.replace(seen, Words { head, tid })
-    }
-
-    /// Frees `object` after the list was full, together with all objects of the list.
+    /// Frees `object` after the CPU's list was full: makes it the only object of the CPU's list.
+    /// Returns false and does nothing if the list has changed.
     #[cold]
     #[inline(never)]
-    fn spill(&self, object: *mut u8) {
-        let mut batch = Batch::new();
-        batch.push(object);
-        let (local, seen) = self.enter();
-        let tid = (seen.tid & !COUNT).wrapping_add(STEP);
-        if local.replace(seen, Words { head: 0, tid }) {
-            // SAFETY: the exchange above took the list off the CPU, so this thread owns its
-            // objects.
-            unsafe { collect(seen.head, &mut batch) };
+    fn spill(&self, local: &Local, seen: Words, object: *mut u8) -> bool {
+        let mut alone = List::default();
+        alone.push(object);
+        let tid = (seen.tid & !COUNT).wrapping_add(STEP + alone.count);
+        let head = alone.head;
+        if !local.replace(seen, Words { head, tid }) {
+            return false;
         }
-        // SAFETY: the exchange took the list's objects, and the caller of `free` passed ownership
-        // of `object`, so no other thread has them.
-        unsafe { batch.give_back(&self.backing) };
+        let (head, count) = (seen.head, seen.tid & COUNT);
+        let mut list = List { head, count };
+        if !self.depot.exchange_for_empty(&mut list) {
+            self.flush(&mut list);
+        }
+        true
+    }
+
+    /// Fills an empty list from the cache, or a part of it if the system has no memory.
+    fn fill(&self, list: &mut List) {
+        let mut left = self.capacity;
+        loop {
+            let mut objects = [null_mut(); PORTION];
+            let wanted = left.min(PORTION);
+            let found = self.backing.alloc_bulk(&mut objects[..wanted]);
+            objects[..found]
+                .iter()
+                .for_each(|&object| list.push(object));
+            left -= found;
+            if left == 0 || found < wanted {
+                return;
+            }
+        }
+    }
+
+    /// Frees all objects of the list to the cache.
+    fn flush(&self, list: &mut List) {
+        while list.count > 0 {
+            let mut objects = [null_mut(); PORTION];
+            let portion = &mut objects[..PORTION.min(list.count as usize)];
+            portion.fill_with(|| list.pop());
+            // SAFETY: the objects are `backing`'s, because only its objects are put on lists, and
+            // they are on no list any more.
+            unsafe { self.backing.free_bulk(portion) };
+        }
     }
 
     /// Frees all objects of all lists to the cache.
     pub(super) fn drain(&mut self) {
-        for local in &mut self.locals {
-            let mut batch = Batch::new();
-            let [head, tid] = &mut local.0.0;
-            let head = std::mem::take(head.get_mut());
+        for at in 0..self.locals.len() {
+            let [head, tid] = &mut self.locals[at].0.0;
+            let (head, count) = (std::mem::take(head.get_mut()), *tid.get_mut() & COUNT);
             *tid.get_mut() &= !COUNT;
-            // SAFETY: `&mut self` shows that no other thread uses the list, and the list is empty
-            // now.
-            unsafe {
-                collect(head, &mut batch);
-                batch.give_back(&self.backing);
-            }
+            self.flush(&mut List { head, count });
         }
+        let Tid { depot, .. } = self;
+        let mut full = Vec::new();
+        depot.drain(|list| full.push(std::mem::take(list)));
+        full.iter_mut().for_each(|list| self.flush(list));
     }
 }
 
-/// Appends the objects of a list to `batch`, which must have room for them.
-///
-/// # Safety
-///
-/// `head` is 0 or begins a list whose objects belong to the caller.
-unsafe fn collect(mut head: u64, batch: &mut Batch) {
-    while head != 0 {
-        batch.push(head as *mut u8);
-        // SAFETY: `head` is an object of the caller's list, so it is free and begins with a link.
-        head = unsafe { link(head).read_volatile() };
+/// How many objects move between a list and the cache at a time.
+const PORTION: usize = 32;
+
+impl List {
+    fn push(&mut self, object: *mut u8) {
+        // SAFETY: the caller owns the object, and `Tid::new` checked that it has room for a link.
+        unsafe { link(object as u64).write_volatile(self.head) };
+        self.head = object as u64;
+        self.count += 1;
+    }
+
+    /// Takes the first object. Returns null if there is none.
+    fn pop(&mut self) -> *mut u8 {
+        let object = self.head;
+        if object != 0 {
+            // SAFETY: this value owns the list's objects, which begin with links.
+            self.head = unsafe { link(object).read_volatile() };
+            self.count -= 1;
+        }
+        object as *mut u8
     }
 }
 
@@ -214,7 +259,10 @@ impl Subject for Tid {
         loop {
             let (local, seen) = self.enter();
             if (seen.tid & COUNT) as usize >= self.capacity {
-                return self.spill(object);
+                if self.spill(local, seen, object) {
+                    return;
+                }
+                continue;
             }
             // SAFETY: the caller passed ownership of the object, so this thread owns it until the
             // exchange. `new` checked that it has room for a link.
