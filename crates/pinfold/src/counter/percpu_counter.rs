@@ -122,8 +122,13 @@ impl PerCpuCounter {
     /// ```
     #[must_use]
     pub const fn with_value(mut self, value: i64) -> Self {
-        self.base = AtomicI64::new(value);
+        self.start_at(value);
         self
+    }
+
+    /// Makes this new counter start at `value`.
+    pub(super) const fn start_at(&mut self, value: i64) {
+        self.base = AtomicI64::new(value);
     }
 
     /// Gives a new counter a fixed batch: each CPU may keep up to `batch` to itself. `batch` is
@@ -141,13 +146,18 @@ impl PerCpuCounter {
     /// ```
     #[must_use]
     pub const fn with_batch(mut self, batch: u64) -> Self {
+        self.start_with_batch(batch);
+        self
+    }
+
+    /// Gives this new counter a fixed batch, as [`with_batch`](Self::with_batch) does.
+    pub(super) const fn start_with_batch(&mut self, batch: u64) {
         self.rule = match batch {
             0 => 1,
             batch if batch > MAX_BATCH => MAX_BATCH,
             batch => batch,
         };
         self.largest_kept_inverted = AtomicU64::new(!self.rule);
-        self
     }
 
     /// Makes a new counter widen its batch when adds need a larger one, while its
@@ -191,17 +201,30 @@ impl PerCpuCounter {
     /// has the costs.
     #[inline(always)]
     pub fn add(&self, n: i64) {
+        let finish = |shards, n, left| self.finish_add(shards, n, left);
+        self.add_or(n, |n| self.add_large(n), finish);
+    }
+
+    /// Adds `n` in this CPU's shard. Calls `large` instead if `n` is above the batch. Calls
+    /// `finish` if the result of [`Shards::add`] is negative.
+    #[inline(always)]
+    pub(super) fn add_or(
+        &self,
+        n: i64,
+        large: impl FnOnce(i64),
+        finish: impl FnOnce(Shards, i64, i64),
+    ) {
         // The block is loaded before the hint: a thread that sees the block sees its hint, which is
         // at most `MAX_BATCH`.
         let shards = self.shards_or_closed();
         let size = n.unsigned_abs();
         if size > !self.largest_kept_inverted.load(Relaxed) {
-            return self.add_large(n);
+            return large(n);
         }
         // The hint is below 2^63, or the block is the closed one, so `-n` exists.
         let left = shards.add(Direction::of(n), size as i64);
         if left < 0 {
-            self.finish_add(shards, n, left);
+            finish(shards, n, left);
         }
     }
 
