@@ -612,6 +612,31 @@ void *pinfold_mempool_alloc_preallocated(const struct pinfold_mempool *pool);
 void pinfold_mempool_free(const struct pinfold_mempool *pool, void *object);
 
 /*
+ * Allocates `count` objects from the cache, and what the cache lacks from the reserve, and stores
+ * their addresses in `objects`.
+ *
+ * Returns 0, or -1 with ENOMEM and no object kept. Costs what pinfold_cache_alloc_bulk costs, and
+ * the pool's lock if it takes from the reserve.
+ */
+int pinfold_mempool_alloc_bulk(const struct pinfold_mempool *pool, size_t count, void **objects);
+
+/*
+ * Allocates `count` objects like pinfold_mempool_alloc_bulk. If there are too few, waits like
+ * pinfold_mempool_alloc_wait, and holds none of them meanwhile. `count` is at most the size of the
+ * reserve, or the call may never return. Not for signal handlers.
+ */
+void pinfold_mempool_alloc_bulk_wait(const struct pinfold_mempool *pool, size_t count,
+				     void **objects);
+
+/*
+ * Frees `count` objects, which came from this pool or from its cache, none of them NULL. As many as
+ * the reserve lacks go to the reserve, and the others to the cache. Never fails. Takes the pool's
+ * lock once, if the reserve is not full.
+ */
+void pinfold_mempool_free_bulk(const struct pinfold_mempool *pool, size_t count,
+			       void *const *objects);
+
+/*
  * Sets the size of the reserve to `min_nr` objects. Allocates the objects that are missing, or
  * frees the objects that are too many.
  *

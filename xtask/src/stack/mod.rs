@@ -48,6 +48,8 @@ const ENTRIES: &[&str] = &[
     "pinfold_prefilled_destroy",
     "pinfold_mempool_alloc",
     "pinfold_mempool_free",
+    "pinfold_mempool_alloc_bulk",
+    "pinfold_mempool_free_bulk",
     "pinfold_pages_alloc",
     "pinfold_pages_free",
     "pinfold_grace_enter",
