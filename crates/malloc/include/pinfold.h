@@ -810,6 +810,12 @@ struct pinfold_counter {
 #define PINFOLD_BATCH_DEFAULT UINT64_MAX
 
 /*
+ * The largest batch. With it, adds stay on their CPU, and only pinfold_counter_sum finds them, like
+ * the kernel's percpu_counter_add_local. For a counter that is written often and read seldom.
+ */
+#define PINFOLD_BATCH_LOCAL ((uint64_t)1 << 40)
+
+/*
  * Creates a counter at `value`, with `batch` from 1 to 2^40 or PINFOLD_BATCH_DEFAULT.
  *
  * Returns the counter, or NULL with EINVAL (`batch`) or ENOMEM.

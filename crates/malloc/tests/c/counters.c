@@ -105,6 +105,10 @@ static void operations(void)
 	CHECK(pinfold_counter_limited_add(created, value + 5, 5));
 	CHECK(!pinfold_counter_limited_add(created, value + 5, 1));
 	CHECK(pinfold_counter_swap(created, 1) == value + 5);
+	CHECK(pinfold_counter_set_batch(created, PINFOLD_BATCH_LOCAL) == 0);
+	CHECK(pinfold_counter_batch(created) == PINFOLD_BATCH_LOCAL);
+	CHECK(pinfold_counter_set_batch(created, PINFOLD_BATCH_LOCAL + 1) == -1 &&
+	      errno == EINVAL);
 	pinfold_counter_set(created, 2);
 	pinfold_counter_fold(created);
 	CHECK(pinfold_counter_read(created) == 2);

@@ -89,6 +89,25 @@ impl Default for PerCpuCounter {
 }
 
 impl PerCpuCounter {
+    /// The largest batch, 2^40. With it, adds stay on their CPU, and only [`sum`](Self::sum) finds
+    /// them: the kernel's percpu_counter_add_local and percpu_counter_sub_local.
+    ///
+    /// For a counter that is written all the time and read seldom. [`read`](Self::read) keeps its
+    /// bound, which says nothing then: 2^41 for each CPU that has added. In the kernel each call
+    /// chooses. Here the counter does, because [`error_bound`](Self::error_bound) must be true for
+    /// all adds together.
+    ///
+    /// ```
+    /// use pinfold::counter::PerCpuCounter;
+    ///
+    /// static BYTES: PerCpuCounter = PerCpuCounter::new().with_batch(PerCpuCounter::LOCAL_BATCH);
+    /// (0..1000).for_each(|_| BYTES.add(1 << 20));
+    /// assert_eq!(BYTES.sum(), 1000 << 20);
+    /// ```
+    #[doc(alias = "percpu_counter_add_local")]
+    #[doc(alias = "percpu_counter_sub_local")]
+    pub const LOCAL_BATCH: u64 = MAX_BATCH;
+
     /// Returns a counter at 0 with the default batch: 1024, or twice the number of CPUs if that is
     /// more. A static can hold it.
     ///
