@@ -220,31 +220,24 @@ impl PerCpuCounter {
     /// has the costs.
     #[inline(always)]
     pub fn add(&self, n: i64) {
-        let finish = |shards, n, left| self.finish_add(shards, n, left);
-        self.add_or(n, |n| self.add_large(n), finish);
-    }
-
-    /// Adds `n` in this CPU's shard. Calls `large` instead if `n` is above the batch. Calls
-    /// `finish` if the result of [`Shards::add`] is negative.
-    #[inline(always)]
-    pub(super) fn add_or(
-        &self,
-        n: i64,
-        large: impl FnOnce(i64),
-        finish: impl FnOnce(Shards, i64, i64),
-    ) {
         // The block is loaded before the hint: a thread that sees the block sees its hint, which is
         // at most `MAX_BATCH`.
         let shards = self.shards_or_closed();
         let size = n.unsigned_abs();
         if size > !self.largest_kept_inverted.load(Relaxed) {
-            return large(n);
+            return self.add_large(n);
         }
         // The hint is below 2^63, or the block is the closed one, so `-n` exists.
         let left = shards.add(Direction::of(n), size as i64);
         if left < 0 {
-            finish(shards, n, left);
+            self.finish_add(shards, n, left);
         }
+    }
+
+    /// Returns whether an add of `size` tries the shard. The caller has loaded the block before.
+    #[inline(always)]
+    pub(super) fn keeps(&self, size: u64) -> bool {
+        size <= !self.largest_kept_inverted.load(Relaxed)
     }
 
     /// Adds `n`, which is above the batch.

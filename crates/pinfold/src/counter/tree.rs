@@ -134,9 +134,17 @@ impl CounterTree {
     #[doc(alias = "percpu_counter_tree_add")]
     #[inline(always)]
     pub fn add(&self, n: i64) {
-        let finish = |shards, n, left| self.finish_add(shards, n, left);
-        self.leaves
-            .add_or(n, |n| self.leaves.add_to_base(n), finish);
+        let shards = self.leaves.shards_or_closed();
+        let size = n.unsigned_abs();
+        if !self.leaves.keeps(size) {
+            return self.leaves.add_to_base(n);
+        }
+        // The largest add that is kept is below 2^63, or the block is the closed one, so `-n`
+        // exists.
+        let left = shards.add(Direction::of(n), size as i64);
+        if left < 0 {
+            self.finish_add(shards, n, left);
+        }
     }
 
     /// Subtracts `n`, as `add(-n)` does.

@@ -7,8 +7,7 @@
 //!
 //! | step | mirrors | fingerprint |
 //! |---|---|---|
-//! | `PerCpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::add` | `7424344b3fea5a2c` |
-//! | `PerCpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::add_or` | `1d6244825073581c` |
+//! | `PerCpuCounter::add` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::add` | `89e3a3342136e1b6` |
 //! | `PerCpuCounter::shards` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards` | `a9f7f0420826b309` |
 //! | `PerCpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards_or_alloc` | `5aefea1fddfc60f7` |
 //! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched` | `1490a646fbef47c9` |
