@@ -612,6 +612,31 @@ void *pinfold_mempool_alloc_preallocated(const struct pinfold_mempool *pool);
 void pinfold_mempool_free(const struct pinfold_mempool *pool, void *object);
 
 /*
+ * Allocates `count` objects from the cache, and what the cache lacks from the reserve, and stores
+ * their addresses in `objects`.
+ *
+ * Returns 0, or -1 with ENOMEM and no object kept. Costs what pinfold_cache_alloc_bulk costs, and
+ * the pool's lock if it takes from the reserve.
+ */
+int pinfold_mempool_alloc_bulk(const struct pinfold_mempool *pool, size_t count, void **objects);
+
+/*
+ * Allocates `count` objects like pinfold_mempool_alloc_bulk. If there are too few, waits like
+ * pinfold_mempool_alloc_wait, and holds none of them meanwhile. `count` is at most the size of the
+ * reserve, or the call may never return. Not for signal handlers.
+ */
+void pinfold_mempool_alloc_bulk_wait(const struct pinfold_mempool *pool, size_t count,
+				     void **objects);
+
+/*
+ * Frees `count` objects, which came from this pool or from its cache, none of them NULL. As many as
+ * the reserve lacks go to the reserve, and the others to the cache. Never fails. Takes the pool's
+ * lock once, if the reserve is not full.
+ */
+void pinfold_mempool_free_bulk(const struct pinfold_mempool *pool, size_t count,
+			       void *const *objects);
+
+/*
  * Sets the size of the reserve to `min_nr` objects. Allocates the objects that are missing, or
  * frees the objects that are too many.
  *
@@ -783,6 +808,12 @@ struct pinfold_counter {
 
 /* Stands for the default batch: 1024, or twice the number of CPUs if that is more. */
 #define PINFOLD_BATCH_DEFAULT UINT64_MAX
+
+/*
+ * The largest batch. With it, adds stay on their CPU, and only pinfold_counter_sum finds them, like
+ * the kernel's percpu_counter_add_local. For a counter that is written often and read seldom.
+ */
+#define PINFOLD_BATCH_LOCAL ((uint64_t)1 << 40)
 
 /*
  * Creates a counter at `value`, with `batch` from 1 to 2^40 or PINFOLD_BATCH_DEFAULT.
@@ -964,6 +995,83 @@ struct pinfold_counter *pinfold_counters_at(const struct pinfold_counters *count
 
 /* Ends all counters of `counters`. */
 void pinfold_counters_destroy(struct pinfold_counters *counters);
+
+/*
+ * A counter that goes up and down, for machines with many CPUs: amounts go through a tree before
+ * they reach the total. So the batch stays small, 32 by default, and the error of a read grows with
+ * N log N on N CPUs. This is the kernel's percpu_counter_tree.
+ *
+ * The struct takes 192 bytes. From the first add on, a tree takes 32 bytes more for each CPU that
+ * adds, and for the total, and 64 bytes for each node of the tree: 6 for 16 CPUs, 36 for 256. A
+ * tree must not be const.
+ */
+struct pinfold_counter_tree {
+	uint64_t pinfold_private[24];
+};
+
+/*
+ * Initialises a static tree to `value`, with the default batch. Do not destroy such a tree.
+ */
+#define PINFOLD_COUNTER_TREE_INIT(value) \
+	{ { 64, 32, ~(uint64_t)32, 0, 0, 0, 0, 0, (uint64_t)(value), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
+	    0, 0, 0, 0, 0 } }
+
+/*
+ * Creates a tree at `value`, with `batch` from 1 to 2^40, or PINFOLD_BATCH_DEFAULT, which is 32.
+ *
+ * Returns the tree, or NULL with EINVAL (`batch`) or ENOMEM.
+ */
+struct pinfold_counter_tree *pinfold_counter_tree_create(int64_t value, uint64_t batch);
+
+/* Ends a tree of pinfold_counter_tree_create. */
+void pinfold_counter_tree_destroy(struct pinfold_counter_tree *tree);
+
+/*
+ * Add `n`, subtract `n`. Never fail, and never wait. Cost a call and one critical section. Once for
+ * each batch and a half counted in one direction, an add also carries: it makes one or two atomic
+ * operations for each level of the tree that the amount reaches. An add larger than the batch is
+ * one atomic add.
+ */
+void pinfold_counter_tree_add(struct pinfold_counter_tree *tree, int64_t n);
+void pinfold_counter_tree_sub(struct pinfold_counter_tree *tree, int64_t n);
+
+/*
+ * Returns the value approximately: at some moment during the call it was off by at most the error
+ * bound. Costs a few loads.
+ */
+int64_t pinfold_counter_tree_read(const struct pinfold_counter_tree *tree);
+
+/* Returns by how much pinfold_counter_tree_read may be off, upwards or downwards. */
+uint64_t pinfold_counter_tree_error_bound(const struct pinfold_counter_tree *tree);
+
+/*
+ * Returns the exact value at one moment during the call, even if other threads add meanwhile. Costs
+ * what pinfold_counter_sum costs.
+ */
+int64_t pinfold_counter_tree_sum(const struct pinfold_counter_tree *tree);
+
+/*
+ * Return -1, 0 or 1 if the value is below, at or above `with`, or the value of `other`. The answer
+ * is exact. If the two are farther apart than the error bounds, costs two reads. Otherwise costs a
+ * sum, or two. The values of two trees are those at two moments during the call.
+ */
+int pinfold_counter_tree_compare(const struct pinfold_counter_tree *tree, int64_t with);
+int pinfold_counter_tree_compare_with(const struct pinfold_counter_tree *tree,
+				      const struct pinfold_counter_tree *other);
+
+/*
+ * Return -1 or 1 as the functions without "try" do, or 0 if reads alone do not tell. Never sum.
+ */
+int pinfold_counter_tree_try_compare(const struct pinfold_counter_tree *tree, int64_t with);
+int pinfold_counter_tree_try_compare_with(const struct pinfold_counter_tree *tree,
+					  const struct pinfold_counter_tree *other);
+
+/*
+ * Set the value. swap returns the value before. Promise and cost what pinfold_counter_swap does.
+ * Not for signal handlers.
+ */
+void pinfold_counter_tree_set(struct pinfold_counter_tree *tree, int64_t value);
+int64_t pinfold_counter_tree_swap(struct pinfold_counter_tree *tree, int64_t value);
 
 /* A counter that only goes up, modulo 2^64. Takes 8 bytes for each CPU that counts. */
 struct pinfold_event {

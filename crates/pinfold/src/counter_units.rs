@@ -276,6 +276,12 @@ pub(crate) fn blocks_of<const N: usize>(
     }
 }
 
+/// Returns the unit in which `address` is. The caller passes an address in the units.
+pub(crate) fn unit_of(address: usize) -> usize {
+    // Acquire pairs with the release in `open`: this thread sees the stride.
+    (address - BASE.load(Acquire)) / STRIDE.load(Relaxed)
+}
+
 /// Returns the word at `offset` that all CPUs share.
 #[inline]
 pub(crate) fn shared(offset: usize) -> &'static AtomicU64 {

@@ -118,6 +118,27 @@ fn an_add_above_the_batch_is_read_at_once() {
     }
 }
 
+/// With the largest batch, adds of any size up to it leave the total alone.
+#[test]
+fn local_adds_stay_on_their_cpu() {
+    common::stay_on_one_cpu();
+    let stay = || {
+        let counter = PerCpuCounter::new().with_batch(PerCpuCounter::LOCAL_BATCH);
+        let largest = PerCpuCounter::LOCAL_BATCH as i64;
+        let (mut truth, mut stay) = (0, true);
+        for n in [1, 1 << 20, -(1 << 39), largest / 2, -largest] {
+            counter.add(n);
+            truth += n;
+            assert_eq!(counter.sum(), truth);
+            stay &= counter.read() == 0;
+        }
+        assert!(counter.read().abs_diff(truth) <= counter.error_bound());
+        stay
+    };
+    // An add goes elsewhere if another thread has a lock of the CPU's words at that moment.
+    assert!((0..1000).any(|_| stay()));
+}
+
 #[test]
 fn a_batch_for_one_call_folds_what_the_cpu_keeps() {
     let counter = PerCpuCounter::new().with_batch(1 << 20);

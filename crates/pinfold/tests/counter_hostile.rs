@@ -5,7 +5,7 @@ mod common;
 
 use common::timer::Timer;
 use common::{Random, StopAtEnd, in_child, limit, pin};
-use pinfold::counter::{EventCounter, PerCpuCounter};
+use pinfold::counter::{CounterTree, EventCounter, PerCpuCounter};
 use pinfold::vmstat::{VmStat, Zone};
 #[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
@@ -18,6 +18,7 @@ pinfold::vmstat_items! { enum Item { Here = "here" } }
 static COUNTER: PerCpuCounter = PerCpuCounter::new();
 static SMALL: PerCpuCounter = PerCpuCounter::new().with_batch(3);
 static DRIFTING: PerCpuCounter = PerCpuCounter::new().with_max_drift(100);
+static TREE: CounterTree = CounterTree::new().with_batch(3);
 static LIMITED: PerCpuCounter = PerCpuCounter::new().with_batch(8);
 static EVENTS: EventCounter = EventCounter::new();
 static ITEMS: VmStat<Item> = VmStat::new();
@@ -52,6 +53,7 @@ extern "C" fn on_timer(_: libc::c_int) {
     for counter in [&COUNTER, &SMALL, &DRIFTING] {
         counter.add(n);
     }
+    TREE.add(n);
     ITEMS.add(Zone::normal(0), Item::Here, n);
     ADDED.fetch_add(n, Relaxed);
     add_within_limit();
@@ -63,6 +65,8 @@ extern "C" fn on_timer(_: libc::c_int) {
             counter.bounds();
             counter.fold();
         }
+        TREE.compare(0);
+        TREE.sum();
     }
 }
 
@@ -82,6 +86,7 @@ fn handlers_nested_in_increments_lose_nothing() {
                             for counter in [&COUNTER, &SMALL, &DRIFTING] {
                                 counter.add(n);
                             }
+                            TREE.add(n);
                             ITEMS.add(Zone::normal(0), Item::Here, n);
                             EVENTS.inc();
                             add_within_limit();
@@ -112,6 +117,8 @@ fn handlers_nested_in_increments_lose_nothing() {
         assert!(counter.read().abs_diff(truth) <= counter.error_bound());
         assert!(folds_to(counter, truth), "{} of {truth}", counter.read());
     }
+    assert_eq!(TREE.sum(), truth);
+    assert!(TREE.read().abs_diff(truth) <= TREE.error_bound());
     assert_eq!(ITEMS.sum(Item::Here), truth);
     assert!(ITEMS.read(Item::Here).abs_diff(truth) <= ITEMS.error_bound(Item::Here));
     assert_eq!(EVENTS.sum(), events + handled);

@@ -4,7 +4,7 @@
 mod common;
 
 use common::pin;
-use pinfold::counter::{EventCounter, PerCpuCounter, PerCpuHistogram};
+use pinfold::counter::{CounterTree, EventCounter, PerCpuCounter, PerCpuHistogram};
 
 /// What the stack is filled with before an operation.
 const PAINT: u64 = 0x5ee5_ace5_5ee5_ace5;
@@ -55,6 +55,7 @@ fn operations_take_little_stack() {
     let counter = PerCpuCounter::new().with_batch(64);
     let widening = PerCpuCounter::new().with_max_drift(1000);
     let fresh = PerCpuCounter::new();
+    let tree = CounterTree::new().with_batch(2);
     let events = EventCounter::new();
     let histogram = PerCpuHistogram::new();
     for cpu in [1, 0] {
@@ -62,7 +63,7 @@ fn operations_take_little_stack() {
         (0..100).for_each(|_| counter.inc());
         (0..1000).for_each(|_| widening.inc());
     }
-    let operations: [(&str, &dyn Fn()); 15] = [
+    let operations: [(&str, &dyn Fn()); 18] = [
         ("first add", &|| fresh.inc()),
         ("add", &|| (0..100).for_each(|_| counter.inc())),
         ("large add", &|| counter.add(1 << 50)),
@@ -78,6 +79,9 @@ fn operations_take_little_stack() {
         }),
         ("swap", &|| done(counter.swap(3))),
         ("batch", &|| done(counter.set_batch(7))),
+        ("tree", &|| (0..1000).for_each(|_| tree.inc())),
+        ("tree's comparison", &|| done(tree.compare(tree.read()))),
+        ("tree's swap", &|| done(tree.swap(3))),
         ("event", &|| {
             events.inc();
             done(events.sum());

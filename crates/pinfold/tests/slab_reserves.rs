@@ -164,6 +164,43 @@ fn a_pool_is_resized() {
     cache.destroy().unwrap();
 }
 
+/// A bulk allocation gets all objects, from the cache and the reserve together, or keeps none.
+#[test]
+fn a_pool_serves_many_objects_or_none() {
+    stay_on_one_cpu();
+    let cache = cache("many", 2048);
+    let pool = MemPool::new(&cache, 150).unwrap();
+    let mut objects = [std::ptr::null_mut(); 151];
+    for count in [0, 1, 7, 151] {
+        pool.alloc_bulk(&mut objects[..count]).unwrap();
+        let apart: HashSet<_> = objects[..count].iter().collect();
+        assert_eq!((apart.len(), pool.kept()), (count, 150));
+        // SAFETY: the objects came from this pool and are not used afterwards.
+        unsafe { pool.free_bulk(&objects[..count]) };
+    }
+    without_memory(|| {
+        let (first, count) = exhaust(&cache);
+        let mut fine = count > 1 && pool.alloc_bulk(&mut objects).is_err() && pool.kept() == 150;
+        // SAFETY: the object came from this cache and is given up.
+        unsafe { cache.free(NonNull::new_unchecked(first)) };
+        // One object from the cache is not enough, and goes back.
+        fine &= pool.alloc_bulk(&mut [std::ptr::null_mut(); 152]).is_err() && pool.kept() == 150;
+        // One object from the cache, and the others from the reserve.
+        fine &= pool.alloc_bulk(&mut objects).is_ok() && pool.kept() == 0;
+        fine &= objects.iter().collect::<HashSet<_>>().len() == 151;
+        fine &= pool.alloc_bulk(&mut objects[..0]).is_ok();
+        let mut one = [std::ptr::null_mut()];
+        fine &= pool.alloc_bulk(&mut one).is_err();
+        // SAFETY: the objects came from this pool and are given up.
+        unsafe { pool.free_bulk(&objects) };
+        fine &= pool.kept() == 150 && exhaust(&cache).1 == 1;
+        pool.alloc_bulk_wait(&mut objects[..150]);
+        fine & (pool.kept() == 0)
+    });
+    drop(pool);
+    cache.destroy().unwrap();
+}
+
 /// `alloc_wait` does not wait while the reserve has an object, and returns the object that was
 /// freed last.
 #[test]
@@ -192,13 +229,19 @@ fn waiting_takes_from_the_reserve() {
 /// frees. The threads start before the memory runs out.
 #[test]
 fn waiting_threads_are_woken() {
-    in_child(30, contend);
+    in_child(30, || contend(1));
 }
 
-fn contend() -> bool {
+/// Each thread waits for two of three objects, and none of them waits without end.
+#[test]
+fn threads_that_wait_for_many_are_woken() {
+    in_child(30, || contend(2));
+}
+
+fn contend(many: usize) -> bool {
     const ROUNDS: usize = 2000;
     let cache = cache("contended", 4096);
-    let pool = MemPool::new(&cache, 1).unwrap();
+    let pool = MemPool::new(&cache, 2 * many - 1).unwrap();
     let (ready, served) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let begin = Instant::now();
     std::thread::scope(|scope| {
@@ -209,11 +252,15 @@ fn contend() -> bool {
                     std::thread::yield_now();
                 }
                 for _ in 0..ROUNDS {
-                    let object = pool.alloc_wait();
+                    let mut objects = [std::ptr::null_mut(); 2];
+                    match many {
+                        1 => objects[0] = pool.alloc_wait().as_ptr(),
+                        _ => pool.alloc_bulk_wait(&mut objects),
+                    }
                     served.fetch_add(1, Relaxed);
                     std::thread::yield_now();
-                    // SAFETY: the object came from this pool and is given up.
-                    unsafe { pool.free(object) };
+                    // SAFETY: the objects came from this pool and are given up.
+                    unsafe { pool.free_bulk(&objects[..many]) };
                 }
             });
         }

@@ -74,6 +74,11 @@ impl Claim {
         })
     }
 
+    /// Returns the address of the shard, which is in the unit of the CPU that claimed it.
+    pub fn address(&self) -> usize {
+        self.shard.as_ptr() as usize
+    }
+
     /// Stores a new `folded`, and so ends the claim. Any thread on any CPU may do that. One store.
     #[inline]
     pub fn release(self, folded: u64) {

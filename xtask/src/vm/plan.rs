@@ -74,6 +74,7 @@ const SPECIAL: &[(&str, &[&str], Backends)] = &[
     ("operations", &[], All),
     ("counter", &[], All),
     ("counter_hostile", &[], All),
+    ("counter_tree", &[], All),
     ("counter_litmus", &["PINFOLD_LITMUS=2000"], All),
     ("slab", &[], All),
     ("machine_quiet", &["PINFOLD_QUIET_SECONDS=30"], Cpu),

@@ -6,7 +6,9 @@
 
 use super::support::{answer, boxed, boxed_or_errno, methods, null_with, unboxed};
 use core::ffi::c_int;
-use pinfold::counter::{Counters, EventCounter, EventPair, PerCpuCounter, PerCpuHistogram};
+use pinfold::counter::{
+    CounterTree, Counters, EventCounter, EventPair, PerCpuCounter, PerCpuHistogram,
+};
 use pinfold::internal::segment;
 
 /// `PINFOLD_BATCH_DEFAULT`: stands for the default batch.
@@ -157,6 +159,63 @@ pub unsafe extern "C" fn pinfold_counters_destroy(this: *mut Counters) {
     }
 }
 
+/// Creates a tree at `value` with `batch`, or with the default batch. Returns null with EINVAL or
+/// ENOMEM if it fails.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_counter_tree_create(value: i64, batch: u64) -> *mut CounterTree {
+    let tree = CounterTree::new().with_value(value);
+    match batch {
+        BATCH_DEFAULT => boxed(tree),
+        1..=MAX_BATCH => boxed(tree.with_batch(batch)),
+        _ => null_with(libc::EINVAL),
+    }
+}
+
+methods! { &CounterTree, "`this` is initialised, and has not been destroyed.":
+    /// Adds `n` (`percpu_counter_tree_add`).
+    pinfold_counter_tree_add(n: i64) = |tree| tree.add(n);
+    /// Subtracts `n`.
+    pinfold_counter_tree_sub(n: i64) = |tree| tree.sub(n);
+    /// Returns the value, off by at most the error bound (`percpu_counter_tree_approximate_sum`).
+    pinfold_counter_tree_read() -> i64 = |tree| tree.read();
+    /// Returns by how much a read may be off (`percpu_counter_tree_approximate_accuracy_range`).
+    pinfold_counter_tree_error_bound() -> u64 = |tree| tree.error_bound();
+    /// Returns the exact value at one moment during the call (`percpu_counter_tree_precise_sum`).
+    pinfold_counter_tree_sum() -> i64 = |tree| tree.sum();
+    /// Returns −1 or 1 if the value is certainly below or above `with`, and 0 if a read is too near
+    /// to tell (`percpu_counter_tree_approximate_compare_value`).
+    pinfold_counter_tree_try_compare(with: i64) -> c_int =
+        |tree| tree.try_compare(with).map_or(0, |order| order as c_int);
+    /// Returns −1, 0 or 1 if the value is below, at or above `with`
+    /// (`percpu_counter_tree_precise_compare_value`, with the sign turned).
+    pinfold_counter_tree_compare(with: i64) -> c_int = |tree| tree.compare(with) as c_int;
+    /// Returns −1 or 1 if the value is certainly below or above that of `other`, and 0 if reads are
+    /// too near to tell (`percpu_counter_tree_approximate_compare`).
+    pinfold_counter_tree_try_compare_with(other: &CounterTree) -> c_int =
+        |tree| tree.try_compare_with(other).map_or(0, |order| order as c_int);
+    /// Returns −1, 0 or 1 if the value is below, at or above that of `other`
+    /// (`percpu_counter_tree_precise_compare`).
+    pinfold_counter_tree_compare_with(other: &CounterTree) -> c_int =
+        |tree| tree.compare_with(other) as c_int;
+    /// Sets the value (`percpu_counter_tree_set`).
+    pinfold_counter_tree_set(value: i64) = |tree| tree.set(value);
+    /// Sets the value. Returns the value before.
+    pinfold_counter_tree_swap(value: i64) -> i64 = |tree| tree.swap(value);
+}
+
+/// Ends a tree. Does nothing if `this` is null.
+///
+/// # Safety
+///
+/// `this` is null, or came from `pinfold_counter_tree_create` and has not been destroyed. It is not
+/// used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_counter_tree_destroy(this: *mut CounterTree) {
+    // SAFETY: the caller promises null or a value of this API, which came from `boxed`, and gives
+    // it up.
+    unsafe { unboxed(this) };
+}
+
 /// Creates an event counter at 0. Returns null with ENOMEM if there is no memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_event_create() -> *mut EventCounter {
@@ -278,6 +337,12 @@ mod tests {
         // SAFETY: a counter is sixteen words without padding.
         let words = unsafe { core::ptr::from_ref(&minus_one).cast::<[u64; 16]>().read() };
         assert_eq!(words[8], u64::MAX);
+        let tree = CounterTree::new().with_value(-1);
+        // SAFETY: a tree is 24 words without padding.
+        let words = unsafe { core::ptr::from_ref(&tree).cast::<[u64; 24]>().read() };
+        let mut expected = [0; 24];
+        (expected[0], expected[1], expected[2], expected[8]) = (64, 32, !32, u64::MAX);
+        assert_eq!(words, expected);
         let fresh = EventCounter::new();
         // SAFETY: an event counter is two words without padding.
         let words = unsafe { core::ptr::from_ref(&fresh).cast::<[u64; 2]>().read() };

@@ -105,6 +105,76 @@ pub unsafe extern "C" fn pinfold_mempool_free(this: &CPool, object: *mut c_void)
     }
 }
 
+/// Allocates `count` objects, or none (`mempool_alloc_bulk` without waiting). Returns 0, or −1 with
+/// ENOMEM.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed. `objects` is writable for `count`
+/// pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mempool_alloc_bulk(
+    this: &CPool,
+    count: usize,
+    objects: *mut *mut c_void,
+) -> c_int {
+    // SAFETY: the caller promises room for `count` pointers.
+    let slots = unsafe { slots(count, objects) };
+    answer(slots.map_or(Ok(()), |slots| this.alloc_bulk(slots)))
+}
+
+/// Allocates `count` objects, and waits until there are so many (`mempool_alloc_bulk`). Must not be
+/// called in a signal handler.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed. `objects` is writable for `count`
+/// pointers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mempool_alloc_bulk_wait(
+    this: &CPool,
+    count: usize,
+    objects: *mut *mut c_void,
+) {
+    // SAFETY: the caller promises room for `count` pointers.
+    if let Some(slots) = unsafe { slots(count, objects) } {
+        this.alloc_bulk_wait(slots);
+    }
+}
+
+/// Returns `count` slots at `objects`, which are set to null, or `None` if `count` is 0.
+///
+/// # Safety
+///
+/// `objects` is writable for `count` pointers, for the lifetime of the result.
+unsafe fn slots<'a>(count: usize, objects: *mut *mut c_void) -> Option<&'a mut [*mut u8]> {
+    // SAFETY: the caller promises room for `count` pointers. They are set to null before the slice
+    // is made.
+    (count > 0).then(|| unsafe {
+        objects.write_bytes(0, count);
+        core::slice::from_raw_parts_mut(objects.cast(), count)
+    })
+}
+
+/// Frees `count` objects (`mempool_free_bulk`): as many as the reserve lacks to the reserve, and
+/// the others to the cache.
+///
+/// # Safety
+///
+/// `this` is a pool of this API that has not been destroyed. `objects` is readable for `count`
+/// pointers. Each points to an object of this pool or its cache that is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pinfold_mempool_free_bulk(
+    this: &CPool,
+    count: usize,
+    objects: *const *mut c_void,
+) {
+    if count > 0 {
+        // SAFETY: the caller promises `count` pointers to objects of this pool, and gives them up.
+        unsafe { this.free_bulk(core::slice::from_raw_parts(objects.cast(), count)) };
+    }
+}
+
 methods! { &CPool, "`this` is a pool of this API that has not been destroyed.":
     /// Sets the size of the reserve to `min_nr` objects (`mempool_resize`). Returns 0, or −1 with
     /// ENOMEM.

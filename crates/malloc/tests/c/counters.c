@@ -16,6 +16,7 @@
 #define THREADS 4
 
 static struct pinfold_counter in_static = PINFOLD_COUNTER_INIT(-7);
+static struct pinfold_counter_tree tree = PINFOLD_COUNTER_TREE_INIT(-7);
 static struct pinfold_event events = PINFOLD_EVENT_INIT;
 static struct pinfold_event_pair both = PINFOLD_EVENT_PAIR_INIT;
 static struct pinfold_counter *created;
@@ -27,6 +28,8 @@ static void *add(void *argument)
 	(void)argument;
 	for (int n = 0; n < ADDS; n++) {
 		pinfold_counter_inc(&in_static);
+		pinfold_counter_tree_add(&tree, 2);
+		pinfold_counter_tree_sub(&tree, 1);
 		pinfold_counter_add(created, 3);
 		pinfold_counter_sub(created, 1);
 		pinfold_counter_dec(created);
@@ -54,6 +57,7 @@ static void counts(void)
 	for (int n = 0; n < THREADS; n++)
 		CHECK(pthread_join(threads[n], NULL) == 0);
 	CHECK(pinfold_counter_sum(&in_static) == (int64_t)THREADS * ADDS - 7);
+	CHECK(pinfold_counter_tree_sum(&tree) == (int64_t)THREADS * ADDS - 7);
 	CHECK(pinfold_counter_sum(created) == (int64_t)THREADS * ADDS + 10);
 	for (size_t n = 0; n < 100; n++)
 		CHECK(pinfold_counter_sum(pinfold_counters_at(many, n)) == THREADS * ADDS / 100);
@@ -64,6 +68,32 @@ static void counts(void)
 	CHECK(pinfold_histogram_sum(sizes) == (uint64_t)THREADS * ADDS / 1000 * 499500);
 	CHECK(pinfold_histogram_quantile(sizes, 0.5) >= 499 &&
 	      pinfold_histogram_quantile(sizes, 0.5) < 516);
+}
+
+static void tree_operations(void)
+{
+	int64_t value = pinfold_counter_tree_sum(&tree);
+	int64_t off = pinfold_counter_tree_read(&tree) - value;
+	int64_t far = 2 * (int64_t)pinfold_counter_tree_error_bound(&tree) + 1;
+	struct pinfold_counter_tree *other = pinfold_counter_tree_create(value + 1, 64);
+
+	CHECK(other && far > 1 && 2 * llabs(off) < far);
+	CHECK(pinfold_counter_tree_compare(&tree, value) == 0);
+	CHECK(pinfold_counter_tree_compare(&tree, value + 1) == -1);
+	CHECK(pinfold_counter_tree_compare(&tree, value - 1) == 1);
+	CHECK(pinfold_counter_tree_compare_with(&tree, other) == -1);
+	CHECK(pinfold_counter_tree_compare_with(other, &tree) == 1);
+	CHECK(pinfold_counter_tree_try_compare(&tree, value) == 0);
+	CHECK(pinfold_counter_tree_try_compare(&tree, value + far) == -1);
+	CHECK(pinfold_counter_tree_try_compare_with(other, &tree) == 0);
+	CHECK(pinfold_counter_tree_swap(other, value - far) == value + 1);
+	CHECK(pinfold_counter_tree_try_compare_with(&tree, other) == 1);
+	pinfold_counter_tree_set(&tree, 3);
+	CHECK(pinfold_counter_tree_sum(&tree) == 3);
+	pinfold_counter_tree_destroy(other);
+	pinfold_counter_tree_destroy(NULL);
+	errno = 0;
+	CHECK(!pinfold_counter_tree_create(0, 0) && errno == EINVAL);
 }
 
 static void operations(void)
@@ -80,6 +110,10 @@ static void operations(void)
 	CHECK(pinfold_counter_limited_add(created, value + 5, 5));
 	CHECK(!pinfold_counter_limited_add(created, value + 5, 1));
 	CHECK(pinfold_counter_swap(created, 1) == value + 5);
+	CHECK(pinfold_counter_set_batch(created, PINFOLD_BATCH_LOCAL) == 0);
+	CHECK(pinfold_counter_batch(created) == PINFOLD_BATCH_LOCAL);
+	CHECK(pinfold_counter_set_batch(created, PINFOLD_BATCH_LOCAL + 1) == -1 &&
+	      errno == EINVAL);
 	pinfold_counter_set(created, 2);
 	pinfold_counter_fold(created);
 	CHECK(pinfold_counter_read(created) == 2);
@@ -268,6 +302,7 @@ int main(void)
 	struct pinfold_counter *drifting = pinfold_counter_create_max_drift(5, 1 << 20);
 
 	counts();
+	tree_operations();
 	operations();
 	shared();
 	errors();

@@ -9,6 +9,8 @@
 
 _Static_assert(sizeof(struct pinfold_counter) == 128, "a counter takes 128 bytes");
 _Static_assert(_Alignof(struct pinfold_counter) == 8, "a counter is aligned to 8");
+_Static_assert(sizeof(struct pinfold_counter_tree) == 192, "a tree takes 192 bytes");
+_Static_assert(_Alignof(struct pinfold_counter_tree) == 8, "a tree is aligned to 8");
 _Static_assert(sizeof(struct pinfold_event) == 16, "an event counter takes 16 bytes");
 _Static_assert(_Alignof(struct pinfold_event) == 8, "an event counter is aligned to 8");
 _Static_assert(sizeof(struct pinfold_reader) == 16, "a reader takes 16 bytes");
@@ -27,12 +29,15 @@ _Static_assert(sizeof(struct pinfold_ref) == 24, "a reference count takes 24 byt
 
 /* Programs have the initialisers compiled in too. */
 static const struct pinfold_counter counter = PINFOLD_COUNTER_INIT(7);
+static const struct pinfold_counter_tree tree = PINFOLD_COUNTER_TREE_INIT(7);
 static const struct pinfold_ref ref = PINFOLD_REF_INIT(NULL);
 static const struct pinfold_event event = PINFOLD_EVENT_INIT;
 
 int main(void)
 {
 	CHECK(counter.pinfold_private[0] == 64 && counter.pinfold_private[8] == 7);
+	CHECK(tree.pinfold_private[0] == 64 && tree.pinfold_private[1] == 32);
+	CHECK(tree.pinfold_private[8] == 7 && tree.pinfold_private[23] == 0);
 	CHECK(event.pinfold_private[0] == 0 && event.pinfold_private[1] == 0);
 	CHECK(ref.pinfold_private[0] == 2 && ref.pinfold_private[1] >> 63 == 1);
 	puts("ok");

@@ -144,13 +144,24 @@ static void pool_outlasts_memory(struct pinfold_cache *cache, void *reserve)
 	CHECK(pinfold_mempool_available(pool) == 150);
 	errno = 0;
 	CHECK(pinfold_mempool_resize(pool, 100000) == -1 && errno == ENOMEM);
+	exhaust(cache, &count);
+	CHECK(pinfold_mempool_alloc_bulk(pool, 100, taken) == 0);
+	CHECK(pinfold_mempool_available(pool) == 50);
+	errno = 0;
+	CHECK(pinfold_mempool_alloc_bulk(pool, 50 + 1, taken + 99) == -1 && errno == ENOMEM);
+	CHECK(pinfold_mempool_available(pool) == 50);
+	pinfold_mempool_alloc_bulk_wait(pool, 0, NULL);
+	pinfold_mempool_free_bulk(pool, 99, taken);
+	CHECK(pinfold_mempool_available(pool) == 149);
+	pinfold_mempool_alloc_bulk_wait(pool, 149, taken);
+	CHECK(pinfold_mempool_available(pool) == 0);
 }
 
 static void pools(void)
 {
 	struct pinfold_cache *cache = created("pooled", 2048);
 	struct pinfold_mempool *pool = pinfold_mempool_create(cache, 150);
-	void *object;
+	void *object, *many[200];
 
 	CHECK(pool && pinfold_mempool_available(pool) == 150);
 	without_memory(pool_outlasts_memory, cache, pool);
@@ -161,6 +172,11 @@ static void pools(void)
 	      pinfold_mempool_available(pool) == 149);
 	pinfold_mempool_free(pool, object);
 	CHECK(pinfold_mempool_available(pool) == 150);
+	CHECK(pinfold_mempool_alloc_bulk(pool, 200, many) == 0);
+	CHECK(pinfold_mempool_available(pool) == 150);
+	pinfold_mempool_free_bulk(pool, 200, many);
+	pinfold_mempool_free_bulk(pool, 0, NULL);
+	CHECK(pinfold_mempool_alloc_bulk(pool, 0, NULL) == 0);
 	CHECK(pinfold_mempool_resize(pool, 400) == 0 && pinfold_mempool_available(pool) == 400);
 	CHECK(pinfold_mempool_resize(pool, 0) == 0 && pinfold_mempool_available(pool) == 0);
 	errno = 0;

@@ -106,8 +106,14 @@ impl PerCpuCounter {
     ///
     /// Even if the fence fails, no add is lost or counted twice, but a concurrent
     /// [`sum`](Self::sum) may see the old value a little longer.
-    #[inline(never)]
     pub fn swap(&self, value: i64) -> i64 {
+        self.swap_after(value, || {})
+    }
+
+    /// Sets the value as [`swap`](Self::swap) does. Calls `folded` if all shards are folded: no
+    /// distance is left, and no thread can claim a shard before `folded` returns.
+    #[inline(never)]
+    pub(super) fn swap_after(&self, value: i64, folded: impl FnOnce()) -> i64 {
         let Some(shards) = self.shards_or_alloc() else {
             return self.base.swap(value, AcqRel);
         };
@@ -125,8 +131,8 @@ impl PerCpuCounter {
             .base
             .swap(value.wrapping_sub(moved.net()), AcqRel)
             .wrapping_add(moved.net());
-        if quiet {
-            shards.fold_all(&held, true);
+        if quiet && shards.fold_all(&held, true) {
+            folded();
         }
         old
     }

@@ -8,6 +8,8 @@
 //! * [`PerCpuCounter`] goes up and down. [`read`](PerCpuCounter::read) returns an approximate total
 //!   at once, off by at most [`error_bound`](PerCpuCounter::error_bound).
 //!   [`sum`](PerCpuCounter::sum) is exact, even while other threads add.
+//! * [`CounterTree`] goes up and down too. Its read is nearer on a machine with many CPUs, because
+//!   amounts go through a tree before they reach the total.
 //! * [`Counters`] holds thousands of [`PerCpuCounter`]s, packed together.
 //! * [`SharedCounters`] are counters in a file that several processes map.
 //! * [`PerCpuHistogram`] counts how often values of each size occurred.
@@ -44,6 +46,7 @@
 //! assert!(OPEN.read().abs_diff(2) <= OPEN.error_bound());
 //! ```
 
+mod climb;
 mod counters;
 mod error;
 mod estimate;
@@ -62,6 +65,7 @@ pub(crate) mod shards;
 mod slow_add;
 mod snapshot;
 mod stripe;
+mod tree;
 mod watch;
 
 pub use counters::Counters;
@@ -74,6 +78,7 @@ pub use histogram::PerCpuHistogram;
 pub use in_shared::{SharedCounters, SharedError};
 pub use percpu_counter::PerCpuCounter;
 pub use snapshot::Snapshot;
+pub use tree::CounterTree;
 pub(crate) use watch::{fold_watched, fold_watched_here, watch_block};
 
 /// What the protocol of the shards needs from the system. The models in loom replace this module.

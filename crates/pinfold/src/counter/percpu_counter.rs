@@ -89,6 +89,25 @@ impl Default for PerCpuCounter {
 }
 
 impl PerCpuCounter {
+    /// The largest batch, 2^40. With it, adds stay on their CPU, and only [`sum`](Self::sum) finds
+    /// them: the kernel's percpu_counter_add_local and percpu_counter_sub_local.
+    ///
+    /// For a counter that is written all the time and read seldom. [`read`](Self::read) keeps its
+    /// bound, which says nothing then: 2^41 for each CPU that has added. In the kernel each call
+    /// chooses. Here the counter does, because [`error_bound`](Self::error_bound) must be true for
+    /// all adds together.
+    ///
+    /// ```
+    /// use pinfold::counter::PerCpuCounter;
+    ///
+    /// static BYTES: PerCpuCounter = PerCpuCounter::new().with_batch(PerCpuCounter::LOCAL_BATCH);
+    /// (0..1000).for_each(|_| BYTES.add(1 << 20));
+    /// assert_eq!(BYTES.sum(), 1000 << 20);
+    /// ```
+    #[doc(alias = "percpu_counter_add_local")]
+    #[doc(alias = "percpu_counter_sub_local")]
+    pub const LOCAL_BATCH: u64 = MAX_BATCH;
+
     /// Returns a counter at 0 with the default batch: 1024, or twice the number of CPUs if that is
     /// more. A static can hold it.
     ///
@@ -122,8 +141,13 @@ impl PerCpuCounter {
     /// ```
     #[must_use]
     pub const fn with_value(mut self, value: i64) -> Self {
-        self.base = AtomicI64::new(value);
+        self.start_at(value);
         self
+    }
+
+    /// Makes this new counter start at `value`.
+    pub(super) const fn start_at(&mut self, value: i64) {
+        self.base = AtomicI64::new(value);
     }
 
     /// Gives a new counter a fixed batch: each CPU may keep up to `batch` to itself. `batch` is
@@ -141,13 +165,18 @@ impl PerCpuCounter {
     /// ```
     #[must_use]
     pub const fn with_batch(mut self, batch: u64) -> Self {
+        self.start_with_batch(batch);
+        self
+    }
+
+    /// Gives this new counter a fixed batch, as [`with_batch`](Self::with_batch) does.
+    pub(super) const fn start_with_batch(&mut self, batch: u64) {
         self.rule = match batch {
             0 => 1,
             batch if batch > MAX_BATCH => MAX_BATCH,
             batch => batch,
         };
         self.largest_kept_inverted = AtomicU64::new(!self.rule);
-        self
     }
 
     /// Makes a new counter widen its batch when adds need a larger one, while its
@@ -203,6 +232,12 @@ impl PerCpuCounter {
         if left < 0 {
             self.finish_add(shards, n, left);
         }
+    }
+
+    /// Returns whether an add of `size` tries the shard. The caller has loaded the block before.
+    #[inline(always)]
+    pub(super) fn keeps(&self, size: u64) -> bool {
+        size <= !self.largest_kept_inverted.load(Relaxed)
     }
 
     /// Adds `n`, which is above the batch.

@@ -17,6 +17,18 @@ impl Shards {
     #[cold]
     #[inline(never)]
     pub(crate) fn add_slow(self, direction: Direction, n: i64, may_activate: bool) -> bool {
+        let fold = || self.fold_past_batch(direction);
+        self.add_slow_after(direction, n, may_activate, fold)
+    }
+
+    /// Adds as [`add_slow`](Self::add_slow) does, but calls `fold` to fold this CPU's shard.
+    pub(super) fn add_slow_after(
+        self,
+        direction: Direction,
+        n: i64,
+        may_activate: bool,
+        fold: impl FnOnce(),
+    ) -> bool {
         let Some(unit) = counter_units::install_here() else {
             return false;
         };
@@ -24,7 +36,7 @@ impl Shards {
             return false;
         }
         if self.is_active(unit) {
-            self.fold_past_batch(direction);
+            fold();
         } else if !may_activate || !self.try_activate(unit) {
             return false;
         }
@@ -65,7 +77,9 @@ impl Shards {
             return self.repair();
         };
         let (most, rest) = (claim.batch, claim.batch / 2);
-        self.fold(claim, direction, most, rest);
+        self.fold(claim, direction, most, rest, |by| {
+            self.raise_total_in_order(direction, by);
+        });
     }
 
     /// Folds this CPU's shard, if its distance is `most` or more. Leaves a distance of 0.
@@ -74,20 +88,30 @@ impl Shards {
             return self.repair();
         };
         let direction = Direction::of(claim.net.wrapping_sub(claim.folded) as i64);
-        self.fold(claim, direction, most.saturating_sub(1), 0);
+        self.fold(claim, direction, most.saturating_sub(1), 0, |by| {
+            self.raise_total_in_order(direction, by);
+        });
     }
 
     /// Claims this CPU's shard.
     #[inline(always)]
-    fn claim(self) -> Option<Claim> {
+    pub(super) fn claim(self) -> Option<Claim> {
         // SAFETY: the caller of `at` gave the offset of a block of four words.
         unsafe { units().claim(self.offset(), token()) }
     }
 
     /// Ends a claim. Folds the shard if its distance in `direction` is more than `most`, and leaves
-    /// a distance of `rest` on the other side.
+    /// a distance of `rest` on the other side. Calls `raise` with what the total gets in
+    /// `direction`.
     #[inline(always)]
-    fn fold(self, claim: Claim, direction: Direction, most: u64, rest: u64) {
+    pub(super) fn fold(
+        self,
+        claim: Claim,
+        direction: Direction,
+        most: u64,
+        rest: u64,
+        raise: impl FnOnce(u64),
+    ) {
         let (net, folded) = (claim.net, claim.folded);
         // Separate code for each direction, so that the processor finds the total's address without
         // a wait for the words of the shard.
@@ -98,9 +122,15 @@ impl Shards {
         if (distance as i64) <= most as i64 {
             return claim.release(folded);
         }
-        self.raise_total(direction, distance + rest);
-        order_total();
+        raise(distance + rest);
         claim.release(after);
+    }
+
+    /// Adds `amount` to the total of `direction`, before the CPU's next sections.
+    #[inline(always)]
+    fn raise_total_in_order(self, direction: Direction, amount: u64) {
+        self.raise_total(direction, amount);
+        order_total();
     }
 }
 

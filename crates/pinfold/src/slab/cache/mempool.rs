@@ -24,7 +24,7 @@ use crate::slab::KmemCache;
 use crate::{sanitizer, sys};
 use core::cell::UnsafeCell;
 use core::fmt;
-use core::ptr::NonNull;
+use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 use core::time::Duration;
@@ -159,21 +159,113 @@ impl<'c> MemPool<'c> {
     /// this.
     #[doc(alias = "mempool_alloc")]
     pub fn alloc_wait(&self) -> NonNull<u8> {
-        if let Some(object) = self.alloc() {
-            return object;
+        self.wait_for(|| self.alloc())
+    }
+
+    /// Calls `alloc` until it returns something. Waits between two calls until an object comes into
+    /// the reserve, or for a [`NAP`].
+    fn wait_for<R>(&self, mut alloc: impl FnMut() -> Option<R>) -> R {
+        if let Some(objects) = alloc() {
+            return objects;
         }
-        // Sequentially consistent, as in `free_slow`. Either `free_slow` sees that this thread
-        // waits, or this thread sees the new value of `arrivals`.
+        // Sequentially consistent, as in `keep`. Either `keep` sees that this thread waits, or this
+        // thread sees the new value of `arrivals`.
         self.waiting.fetch_add(1, SeqCst);
-        let object = loop {
+        let objects = loop {
             let arrivals = self.arrivals.load(SeqCst);
-            match self.alloc() {
-                Some(object) => break object,
+            match alloc() {
+                Some(objects) => break objects,
                 None => sys::wait_for_change(&self.arrivals, arrivals, NAP),
             }
         };
         self.waiting.fetch_sub(1, Relaxed);
-        object
+        objects
+    }
+
+    /// Fills `objects`: from the cache, and with what the cache lacks from the reserve.
+    ///
+    /// Costs as much as [`KmemCache::alloc_bulk`]. What the reserve has to give costs one lock for
+    /// all.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfMemory`] if the cache and the reserve together have too few, or in a signal handler
+    /// that is refused the pool's lock. Then all are given back: two threads that each kept a part
+    /// could wait for each other.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use pinfold::slab::{KmemCache, MemPool};
+    /// use std::alloc::Layout;
+    ///
+    /// let cache = KmemCache::new("segments", Layout::new::<[u8; 512]>())?;
+    /// let pool = MemPool::new(&cache, 4).expect("memory");
+    /// let mut segments = [std::ptr::null_mut(); 4];
+    /// pool.alloc_bulk(&mut segments).expect("memory, or the four in reserve");
+    /// // SAFETY: they came from this pool and are not used afterwards.
+    /// unsafe { pool.free_bulk(&segments) };
+    /// # Ok::<(), pinfold::slab::CacheError>(())
+    /// ```
+    #[doc(alias = "mempool_alloc_bulk")]
+    pub fn alloc_bulk(&self, objects: &mut [*mut u8]) -> Result<(), OutOfMemory> {
+        let got = self.cache.alloc_bulk(objects);
+        if got == objects.len() || self.fill_from_reserve(&mut objects[got..]) {
+            return Ok(());
+        }
+        // SAFETY: `alloc_bulk` above returned these objects to this thread alone.
+        unsafe { self.free_bulk(&objects[..got]) };
+        Err(OutOfMemory)
+    }
+
+    /// Fills `objects`. If neither the system nor the pool has enough, waits, and holds none of
+    /// them meanwhile. There are at most as many `objects` as the reserve holds when it is full, or
+    /// else the call may never return.
+    ///
+    /// The threads that hold objects of the pool must free them without waiting here first. A
+    /// signal handler must not call this.
+    #[doc(alias = "mempool_alloc_bulk")]
+    pub fn alloc_bulk_wait(&self, objects: &mut [*mut u8]) {
+        self.wait_for(|| self.alloc_bulk(objects).ok());
+    }
+
+    /// Fills `objects` from the reserve. Returns false, with nothing taken, if the reserve has too
+    /// few.
+    #[cold]
+    fn fill_from_reserve(&self, objects: &mut [*mut u8]) -> bool {
+        let take = |state: &mut State| {
+            let enough = state.reserve.len() >= objects.len();
+            for slot in objects.iter_mut().filter(|_| enough) {
+                *slot = state.reserve.pop().map_or(null_mut(), NonNull::as_ptr);
+            }
+            enough
+        };
+        if self.locked(take) != Some(true) {
+            return false;
+        }
+        let descriptor = self.cache.descriptor;
+        let mut ready = 0;
+        for at in 0..objects.len() {
+            let object = objects[at];
+            sanitizer::acquire(object);
+            // SAFETY: `take` took the object out of the reserve, so this thread owns it.
+            if !descriptor.checks() || unsafe { descriptor.leave_reserve(object) } {
+                objects[ready] = object;
+                ready += 1;
+            }
+        }
+        // Objects that were written to in the reserve are reported, and left out.
+        while ready < objects.len() {
+            let Some(object) = self.alloc() else {
+                // SAFETY: these objects came from the reserve or from `alloc`, to this thread
+                // alone.
+                unsafe { self.free_bulk(&objects[..ready]) };
+                return false;
+            };
+            objects[ready] = object.as_ptr();
+            ready += 1;
+        }
+        true
     }
 
     /// Frees an object to the reserve if the reserve lacks one, else to the cache.
@@ -188,7 +280,7 @@ impl<'c> MemPool<'c> {
     pub unsafe fn free(&self, object: NonNull<u8>) {
         // Relaxed, because an old value does no harm: see the invariant in the module's
         // documentation.
-        if self.missing.load(Relaxed) != 0 && self.free_slow(object) {
+        if self.missing.load(Relaxed) != 0 && self.keep(&[object.as_ptr()]) == 1 {
             return;
         }
         // SAFETY: the caller promises that the object came from this pool or its cache, and gives
@@ -196,31 +288,62 @@ impl<'c> MemPool<'c> {
         unsafe { self.cache.free(object) };
     }
 
-    /// Puts the object into the reserve. Returns false if the reserve did not take it.
+    /// Frees objects: as many as the reserve lacks to the reserve, and the others to the cache.
+    ///
+    /// Costs one load more than [`KmemCache::free_bulk`] while the reserve is full, and else a lock
+    /// for all.
+    ///
+    /// # Safety
+    ///
+    /// The objects came from this pool or its cache, and the caller gives them up.
+    #[doc(alias = "mempool_free_bulk")]
+    pub unsafe fn free_bulk(&self, objects: &[*mut u8]) {
+        // Relaxed: as in `free`.
+        let kept = match self.missing.load(Relaxed) {
+            0 => 0,
+            _ => self.keep(objects),
+        };
+        // SAFETY: the caller promises that the objects came from this pool or its cache, and gives
+        // them up. The reserve took only those before.
+        unsafe { self.cache.free_bulk(&objects[kept..]) };
+    }
+
+    /// Puts objects into the reserve, from the first on, until it is full. Returns how many it
+    /// took.
     #[cold]
-    fn free_slow(&self, object: NonNull<u8>) -> bool {
+    fn keep(&self, objects: &[*mut u8]) -> usize {
         let descriptor = self.cache.descriptor;
-        let taken = self.locked(|state| {
+        let put = |state: &mut State, object: *mut u8| {
+            let Some(address) = NonNull::new(object) else {
+                return false;
+            };
             if state.reserve.len() >= state.wanted {
                 return false;
             }
-            // SAFETY: the caller of `free` passed ownership of the object.
-            if descriptor.checks() && !unsafe { descriptor.enter_reserve(object.as_ptr()) } {
-                // The object is not the cache's, or is free. `free` passes it to the cache, which
-                // reports it.
+            // SAFETY: the caller of `free` or `free_bulk` passed ownership of the object.
+            if descriptor.checks() && !unsafe { descriptor.enter_reserve(object) } {
+                // The object is not the cache's, or is free. The caller passes it to the cache,
+                // which reports it.
                 return false;
             }
-            sanitizer::release(object.as_ptr());
-            state.reserve.push(object).is_ok()
-        });
-        if taken != Some(true) {
-            return false;
+            sanitizer::release(object);
+            state.reserve.push(address).is_ok()
+        };
+        let put_all = |state: &mut State| {
+            let mut objects = objects.iter();
+            objects.position(|&object| !put(state, object))
+        };
+        let kept = match self.locked(put_all) {
+            Some(first_refused) => first_refused.unwrap_or(objects.len()),
+            None => 0,
+        };
+        if kept != 0 {
+            self.arrivals.fetch_add(1, SeqCst);
+            if self.waiting.load(SeqCst) != 0 {
+                sys::wake(&self.arrivals);
+            }
         }
-        self.arrivals.fetch_add(1, SeqCst);
-        if self.waiting.load(SeqCst) != 0 {
-            sys::wake(&self.arrivals);
-        }
-        true
+        kept
     }
 
     /// Changes the reserve to `n` objects. Allocates objects that are missing, or frees those that
