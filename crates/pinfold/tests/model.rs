@@ -27,7 +27,7 @@
 //! | `Lock::end_fork` | `pinfold/src/fork.rs` `give_back` | `bc2e72bb2dd6d227` |
 //! | `Cpu::exchange` | `rseq/src/units.rs` `Units::store_if_equal` | `22c66f9592d42889` |
 //! | `Cpu::exchange` | `rseq/src/atomic.rs` `store_if_equal` | `d11d1e8305109e1d` |
-//! | `Cpu::exchange` | `rseq/src/arch/x86_64.rs` `store_if_equal` | `d7c9526d2cab9796` |
+//! | `Cpu::exchange` | `rseq/src/arch/x86_64.rs` `store_if_equal` | `04d9064c4538822c` |
 //! | `Cpu::exchange` | `rseq/src/arch/aarch64.rs` `store_if_equal` | `ed3e0ec2f43a4cc7` |
 //! | `Cpu::take_spare` | `pinfold/src/slab/` `Descriptor::take_spare` | `fb3b3a9b647996a0` |
 //! | `Cpu::install` | `pinfold/src/slab/` `Descriptor::install` | `f47fd15e8c584add` |

@@ -20,7 +20,7 @@
 //! | `Model::enter` | `pinfold/src/slab/grace.rs` `add` | `bcb042ead1e6f053` |
 //! | `Model::enter` | `rseq/src/units.rs` `Units::add` | `d5ecce1c62718792` |
 //! | `Model::enter` | `rseq/src/atomic.rs` `add` | `ea16e76c4aff0407` |
-//! | `Model::enter` | `rseq/src/arch/x86_64.rs` `add` | `320402668b18ccec` |
+//! | `Model::enter` | `rseq/src/arch/x86_64.rs` `add` | `9258a63b8c3c7487` |
 //! | `Model::enter` | `rseq/src/arch/aarch64.rs` `add` | `91c79afe6fb0138b` |
 //! | `Model::leave` | `pinfold/src/slab/grace.rs` `Guard::drop` | `e381aba39e259535` |
 //! | `Model::leave` | `pinfold/src/slab/grace.rs` `leave_slow` | `3449410f26e83997` |

@@ -26,7 +26,7 @@
 //! | `install_here` | `pinfold/src/counter_units.rs` `install_here` | `39deb9e09da16643` |
 //! | `Units::add_gated` | `rseq/src/units.rs` `Units::add_gated` | `d1a795ab17efacd4` |
 //! | `Units::add_gated` | `rseq/src/atomic.rs` `add_gated` | `b596940c4724a624` |
-//! | `Units::add_gated` | `rseq/src/arch/x86_64.rs` `add_gated` | `888dc2e3585c9366` |
+//! | `Units::add_gated` | `rseq/src/arch/x86_64.rs` `add_gated` | `3f2567536c339a46` |
 //! | `Units::add_gated` | `rseq/src/arch/aarch64.rs` `add_gated` | `bcf7cfe9215df33e` |
 //! | `Units::quiesce` | `rseq/src/units.rs` `Units::quiesce` | `4d242a11bc5a7504` |
 //! | `Units::quiesce` | `rseq/src/fence.rs` `membarrier` | `0db18c39a35d1294` |

@@ -20,13 +20,13 @@
 //! | `for_each_used` | `pinfold/src/counter_units.rs` `for_each_used` | `2606b1127739193f` |
 //! | `install_here` | `pinfold/src/counter_units.rs` `install_here` | `39deb9e09da16643` |
 //! | `count` | `rseq/src/shard.rs` `Units::count_up` | `b435d3ff3c862d45` |
-//! | `count` | `rseq/src/arch/x86_64.rs` `count_up` | `b9e775cb789b7e65` |
+//! | `count` | `rseq/src/arch/x86_64.rs` `count_up` | `0112feb1abbb31ed` |
 //! | `count` | `rseq/src/arch/aarch64.rs` `count_up` | `0f806e2197c75a4c` |
 //! | `count` | `rseq/src/shard.rs` `Units::count_down` | `736444904e9c6d67` |
-//! | `count` | `rseq/src/arch/x86_64.rs` `count_down` | `4754ad8dc41e248d` |
+//! | `count` | `rseq/src/arch/x86_64.rs` `count_down` | `2dbdb12ddbed8457` |
 //! | `count` | `rseq/src/arch/aarch64.rs` `count_down` | `31cf21d6cc5ce5b3` |
 //! | `Units::claim` | `rseq/src/shard.rs` `Units::claim` | `ab53242aa3d3a6ab` |
-//! | `Units::claim` | `rseq/src/arch/x86_64.rs` `claim` | `3b57853e2eb64294` |
+//! | `Units::claim` | `rseq/src/arch/x86_64.rs` `claim` | `a2c6f2c455a63584` |
 //! | `Units::claim` | `rseq/src/arch/aarch64.rs` `claim` | `18ede400216b2b6e` |
 //! | `count` | `rseq/src/atomic.rs` `count` | `b9c975addab84e2a` |
 //! | `Units::claim` | `rseq/src/atomic.rs` `claim` | `b5d6d6b5ed175485` |
