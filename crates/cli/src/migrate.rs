@@ -20,8 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Move the pages of a process from some nodes to others, as `migratepages` does
 ///
-/// Pages on the n-th node of FROM move to the n-th node of TO; if TO has fewer nodes, its nodes are
-/// used again from the first. The process stands still for a moment. Its policies stay, so the
+/// Pages on the n-th node of FROM move to the n-th node of TO. If TO has fewer nodes, its nodes are
+/// used again from the first. If the two have different numbers of nodes, pages on a node that is
+/// in both stay there. The process stands still for a moment. Its policies stay, so the
 /// memory that it touches later may come from the old nodes. Pages that other processes map too
 /// move only if this command has CAP_SYS_NICE.
 ///
@@ -86,10 +87,11 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let (_, before) = read(&process)?;
     let number = i32::try_from(pid).context("a process id is below 2^31")?;
     let not_moved = mempolicy::migrate(number, &from, &to).map_err(|error| explain(error, pid))?;
-    // As long as the process has not ended, no other one can have its number. So the call met this
-    // process.
+    // If the process has not ended yet, no other one had its number, so the call met this process.
     let (name, after) = read(&process).with_context(|| {
-        format!("process {pid} was asked to move its pages, but where they lie is not known")
+        format!(
+            "the kernel was asked to move the pages of process {pid}, but the outcome is not known; if the process had ended, another one with its number may have been moved"
+        )
     })?;
     let nodes = machine
         .topology
@@ -180,12 +182,14 @@ impl fmt::Display for Answer {
             table = table.column(format_args!("node {node}"), |row| live::mib(row.1[nth]));
         }
         write!(f, "{head}{}", table.table())?;
+        let left = self.from.iter().copied();
+        let left: Vec<_> = left.filter(|node| !self.to.contains(node)).collect();
         if self.left() > 0 {
             writeln!(
                 f,
                 "{} MiB stay on {}: pages in use, or without CAP_SYS_NICE, pages that other processes map too",
                 live::mib(self.left()),
-                set(&self.from)
+                set(&left)
             )?;
         }
         Ok(())

@@ -125,6 +125,9 @@ fn what_is_not_known_is_reported_as_unknown() {
         // All threads run on node 1, or on node 3, which has no memory: node 2 is as near as 4.
         (own, "2-3", 2, ("local", 0), 1),
         (own, "6", 5, ("local", 0), 1),
+        // Threads on node 1 may use the memory of node 0 only.
+        (own, "2-3\nMems_allowed_list:\t0", 3, ("local", 0), 1),
+        (own, "2-3\nMems_allowed_list:\t9", 0, ("local", 5), 0),
         (&cut, "0-7", 0, ("text", 1), 0),
         (odd, "0-7", 0, ("text", 1), 0),
     ] {

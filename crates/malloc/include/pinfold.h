@@ -810,8 +810,9 @@ struct pinfold_counter {
 #define PINFOLD_BATCH_DEFAULT UINT64_MAX
 
 /*
- * The largest batch. With it, adds stay on their CPU, and only pinfold_counter_sum finds them, like
- * the kernel's percpu_counter_add_local. For a counter that is written often and read seldom.
+ * The largest batch. With it, adds stay on their CPU, like the kernel's percpu_counter_add_local.
+ * pinfold_counter_sum finds them always, and pinfold_counter_read only after pinfold_counter_fold
+ * or a shepherd has looked. For a counter that is written often and read seldom.
  */
 #define PINFOLD_BATCH_LOCAL ((uint64_t)1 << 40)
 
@@ -1053,7 +1054,8 @@ int64_t pinfold_counter_tree_sum(const struct pinfold_counter_tree *tree);
 /*
  * Return -1, 0 or 1 if the value is below, at or above `with`, or the value of `other`. The answer
  * is exact. If the two are farther apart than the error bounds, costs two reads. Otherwise costs a
- * sum, or two. The values of two trees are those at two moments during the call.
+ * sum, or two. The values of two trees are those at two moments during the call. The kernel's
+ * percpu_counter_tree_..._compare_value return the opposite sign: where the given value lies.
  */
 int pinfold_counter_tree_compare(const struct pinfold_counter_tree *tree, int64_t with);
 int pinfold_counter_tree_compare_with(const struct pinfold_counter_tree *tree,

@@ -310,6 +310,60 @@ fn a_child_finds_counters_consistent() {
     });
 }
 
+/// A handler that interrupted a fold may wait for the locks of a thread that waits for that fold.
+#[test]
+fn a_handler_above_a_fold_outlasts_a_swap() {
+    static FOLDED: PerCpuCounter = PerCpuCounter::new().with_batch(1);
+    /// Some of these share their locks with `FOLDED`.
+    static OTHERS: [PerCpuCounter; 8] = [const { PerCpuCounter::new() }; 8];
+    static FOLDER: AtomicU64 = AtomicU64::new(0);
+    static RETURNED: AtomicU64 = AtomicU64::new(0);
+    extern "C" fn on_signal(_: libc::c_int) {
+        for counter in &OTHERS {
+            counter.limited_add(i64::MAX / 2, 1);
+        }
+        RETURNED.fetch_add(1, SeqCst);
+    }
+    FOLDED.set(0);
+    OTHERS.iter().for_each(|counter| counter.set(0));
+    // SAFETY: the handler only does what counters allow in handlers.
+    unsafe { libc::signal(libc::SIGUSR2, on_signal as *const () as libc::sighandler_t) };
+    static STOP: AtomicBool = AtomicBool::new(false);
+    // No scope: if the threads are stuck, this test must not wait for them.
+    let folding = std::thread::spawn(|| {
+        // SAFETY: `pthread_self` has no preconditions.
+        FOLDER.store(unsafe { libc::pthread_self() } as u64, SeqCst);
+        while !STOP.load(Relaxed) {
+            FOLDED.inc();
+        }
+    });
+    let swapping = std::thread::spawn(|| {
+        while !STOP.load(Relaxed) {
+            FOLDED.set(0);
+        }
+    });
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(3) {
+        let (thread, before) = (FOLDER.load(SeqCst), RETURNED.load(SeqCst));
+        if thread == 0 {
+            continue;
+        }
+        // SAFETY: that thread runs until `STOP` is set.
+        unsafe { libc::pthread_kill(thread as libc::pthread_t, libc::SIGUSR2) };
+        let sent = Instant::now();
+        while RETURNED.load(SeqCst) == before {
+            assert!(
+                sent.elapsed() < Duration::from_secs(20),
+                "the handler waits for ever"
+            );
+            std::thread::yield_now();
+        }
+    }
+    STOP.store(true, Relaxed);
+    folding.join().unwrap();
+    swapping.join().unwrap();
+}
+
 /// Returns whether all operations work on a counter that no other thread uses.
 fn works_alone(counter: &PerCpuCounter) -> bool {
     let before = counter.sum();

@@ -5,7 +5,7 @@
 //! for long:
 //!
 //! * An operation on one word (`add`, `store`, `and`, `or`, `fetch_add`, `swap`,
-//!   `compare_exchange`) is one atomic instruction and takes no lock.
+//!   `compare_exchange`) is one atomic instruction and takes no lock. `add_pair` is two of them.
 //! * Each other operation that writes takes the lock in the unit's header. The lock is a word: 0
 //!   while free, otherwise the holder's [`token`]. After [`TRIES`] attempts the operation fails as
 //!   if the unit were missing, and the caller takes its slow path.

@@ -91,6 +91,7 @@ fn documents() -> Result<Vec<PathBuf>> {
     for entry in fs::read_dir("docs/seeds")? {
         files.push(entry?.path());
     }
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "md"));
     files.sort();
     Ok(files)
 }

@@ -9,6 +9,10 @@ const UNITS: [&str; 13] = [
 /// Units that a ratio of two values can have.
 const OF_RATIOS: [&str; 3] = ["%", "times", "×"];
 
+/// The most ratios of a section that a percentage may be one of. In a large table, every percentage
+/// is the ratio of some pair.
+const MOST_RATIOS: usize = 400;
+
 /// A number in a text.
 #[derive(Debug, PartialEq)]
 pub struct Number<'a> {
@@ -108,11 +112,12 @@ impl Pool {
         match number.unit {
             "%" => {
                 let part = number.value / 100.0;
-                ratios.any(|ratio| {
-                    [part, 1.0 + part, 1.0 - part]
-                        .iter()
-                        .any(|&part| near(*ratio, part, 0.01))
-                })
+                self.ratios.len() <= MOST_RATIOS
+                    && ratios.any(|ratio| {
+                        [part, 1.0 + part, 1.0 - part]
+                            .iter()
+                            .any(|&part| near(*ratio, part, 0.01))
+                    })
             }
             unit if unit.is_empty() || OF_RATIOS.contains(&unit) => {
                 ratios.any(|&ratio| near(ratio, number.value, 1.0))
@@ -241,6 +246,18 @@ mod tests {
         assert!(wrong("85 times as long").is_empty(), "2150 / 25.3");
         assert!(wrong("244 % more").is_empty(), "3.44 may be a ratio");
         assert_eq!(wrong("625 times as long"), [10], "2150 / 3.44");
+    }
+
+    #[test]
+    fn a_percentage_beside_a_large_table_must_be_listed() {
+        let mut large = section("61 % of it, and 3.44 cycles");
+        let row: Vec<f64> = (0..20).map(|nth| 3.44 + f64::from(nth)).collect();
+        large.tables = vec![vec![row; 2]];
+        let faults = judge(&[large]);
+        assert!(
+            matches!(&faults[..], [(10, fault)] if fault.starts_with("61 %")),
+            "{faults:?}"
+        );
     }
 
     #[test]

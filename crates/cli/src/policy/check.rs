@@ -15,7 +15,8 @@
 //! of a file lie where the policy of the thread that read them first wanted them. The kernel shows
 //! how many pages of a mapping are a file's, but not on which nodes these are. So as many pages of
 //! the mapping as the file has there may be the file's, and are unknown. Shared memory is not
-//! counted as a file.
+//! counted as a file. A mapping without a policy shows the policy of the process's first thread,
+//! whichever thread touched the pages.
 
 use crate::foreign::{Deadline, Process as Files};
 use crate::numastat;
@@ -167,13 +168,17 @@ fn memory(line: &Line<'_>) -> String {
 }
 
 /// Returns the node from which `local` memory comes, if all threads of a process may run on one
-/// node's CPUs only: that node, or the nearest one with memory.
+/// node's CPUs only: that node, or the nearest one with memory that all threads may use.
 fn local_node(files: &Files, topology: &Topology) -> Option<NodeId> {
     let mut allowed = CpuSet::EMPTY;
+    let mut memory = topology.with_memory.clone();
     for task in files.tasks().ok()? {
         let status = task.and_then(|task| task.status()).ok()?;
         let list = str::from_utf8(status.field("Cpus_allowed_list:")?).ok()?;
         allowed = allowed.or(&list.parse().ok()?);
+        if let Some(list) = status.field("Mems_allowed_list:") {
+            memory = memory.and(&str::from_utf8(list).ok()?.parse().ok()?);
+        }
     }
     let runs_on = |&node: &usize| {
         let cpus = topology.cpus_of(NodeId(node)).unwrap_or_default();
@@ -182,7 +187,7 @@ fn local_node(files: &Files, topology: &Topology) -> Option<NodeId> {
     let mut nodes = topology.nodes.iter().filter(runs_on);
     let only = nodes.next().filter(|_| nodes.next().is_none())?;
     let distances = Distances::read(topology);
-    distances.nearest_first(NodeId(only)).next()
+    (distances.nearest_first(NodeId(only))).find(|node| memory.contains(node.0))
 }
 
 /// Checks the pages of a process.

@@ -40,7 +40,7 @@ const FIGURES: usize = 20_000;
 const NAME: usize = 200;
 
 /// The fields that say what a row is of. All other numbers are figures.
-const KEYS: [&str; 25] = [
+const KEYS: [&str; 26] = [
     "program",
     "subject",
     "scenario",
@@ -52,6 +52,7 @@ const KEYS: [&str; 25] = [
     "policy",
     "size",
     "threads",
+    "cpus",
     "processes",
     "batch",
     "amount",
@@ -154,7 +155,7 @@ fn check(old: &Run, new: &Run) -> Result<()> {
     );
     for (run, which) in [(old, "old"), (new, "new")] {
         ensure!(
-            run.machine.primitives.locked_add_cycles.is_some(),
+            (run.machine.primitives.locked_add_cycles).is_some_and(|cycles| cycles > 0.0),
             "the {which} run does not say what a locked add costs on its machine, so its host may be \
              of another kind; measure it again with this version"
         );
@@ -171,8 +172,8 @@ fn check(old: &Run, new: &Run) -> Result<()> {
 /// A row's name, and the name of one of its figures.
 type Names = (String, String);
 
-/// Returns the figures of all rows by their names, each with its place in the file. Of two figures
-/// with the same names, the first counts.
+/// Returns the figures of all rows by their names, each with its place in the file. Fails if two
+/// have the same names.
 fn figures(run: &Run) -> Result<BTreeMap<Names, (usize, f64)>> {
     let mut figures = BTreeMap::new();
     for row in &run.rows {
@@ -182,13 +183,19 @@ fn figures(run: &Run) -> Result<BTreeMap<Names, (usize, f64)>> {
             if let Some(value) = value.as_f64().filter(|_| is_figure) {
                 let at = figures.len();
                 let names = (name.clone(), cut(field));
-                figures.entry(names).or_insert((at, value));
+                if let Some(_other) = figures.insert(names, (at, value)) {
+                    bail!(
+                        "a run has two rows {name:?}, which cannot be told apart; compare runs of \
+                         this version"
+                    );
+                }
+                ensure!(
+                    figures.len() <= FIGURES,
+                    "a run has more than {FIGURES} figures; compare fewer subjects or sizes at a \
+                     time"
+                );
             }
         }
-        ensure!(
-            figures.len() <= FIGURES,
-            "a run has more than {FIGURES} figures; compare fewer subjects or sizes at a time"
-        );
     }
     Ok(figures)
 }
@@ -198,6 +205,7 @@ fn name(row: &Map<String, Value>) -> String {
     let words = KEYS.iter().filter_map(|&key| match row.get(key)? {
         Value::String(text) => Some(cut(text)),
         Value::Bool(true) => Some(key.to_owned()),
+        Value::Bool(false) => Some(format!("no {key}")),
         Value::Number(number) => Some(format!("{key} {number}")),
         _ => None,
     });
@@ -275,5 +283,45 @@ mod tests {
         let row = |size: usize| json!({"size": size, "a": 1, "b": 2});
         let many: Vec<_> = (0..FIGURES).map(row).collect();
         assert!(figures(&run(&json!(many))).is_err());
+    }
+
+    #[test]
+    fn rows_that_cannot_be_told_apart_are_refused() {
+        let row = |cpus: usize, mapped: bool| json!({"cpus": cpus, "mmap": mapped, "cycles": 1.0});
+        let apart = json!([row(1, false), row(2, false), row(2, true)]);
+        assert_eq!(figures(&run(&apart)).unwrap().len(), 3);
+        assert!(figures(&run(&json!([row(1, false), row(1, false)]))).is_err());
+    }
+
+    #[test]
+    fn a_run_without_a_measured_locked_add_is_refused() {
+        for cycles in [json!(-5.0), json!(0.0), json!(null)] {
+            let mut unmeasured = run(&json!([]));
+            unmeasured.machine.primitives = serde_json::from_value(json!({
+                "locked_add_cycles": cycles
+            }))
+            .unwrap();
+            assert!(check(&run(&json!([])), &unmeasured).is_err());
+        }
+    }
+
+    /// The runs that the documents show.
+    #[test]
+    fn published_runs_have_no_two_rows_of_one_name() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/runs/published");
+        let mut runs = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "json")
+            {
+                let text = std::fs::read_to_string(&path).unwrap();
+                let found = serde_json::from_str(&text).map(|run: Run| figures(&run).unwrap());
+                assert!(found.unwrap().len() > 5, "{}", path.display());
+                runs += 1;
+            }
+        }
+        assert!(runs > 5);
     }
 }

@@ -52,9 +52,10 @@ use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 /// The word of a node whose amount a thread carries up.
 pub(super) const TAKEN: u64 = 1 << 63;
 
-/// The most that a child number has bits, if the tree has more than [`NARROW`] levels.
+/// The largest number of bits in the number of a child: a node has at most eight children.
 const WIDEST: u32 = 3;
-/// Up to this many levels, a node has two children.
+/// With CPU numbers of up to this many bits, a node has two children. With longer CPU numbers, the
+/// tree keeps this many levels for as long as [`WIDEST`] allows.
 const NARROW: u32 = 3;
 
 /// How often a climb tries to change a node that other threads change meanwhile.

@@ -12,10 +12,11 @@ const SIZE: usize = 16;
 /// Counts two things that happen together, for example packets and their bytes. Both count up,
 /// modulo 2^64.
 ///
-/// One critical section adds to both, in any thread or signal handler, with no lock, no atomic
-/// read-modify-write and no system call. It costs about as much as an add to one
-/// [`EventCounter`](super::EventCounter). The kernel saves a second section in the same way: it
-/// counts where interrupts are disabled already.
+/// One critical section adds to both, in any thread or signal handler, with no lock and no system
+/// call. On x86-64 it has no atomic read-modify-write, and on aarch64 one exclusive store. That is
+/// one section instead of two. In a loop that does nothing else, each add waits for the one before,
+/// and two [`EventCounter`](super::EventCounter)s can be faster. The kernel saves a second section
+/// in the same way: it counts where interrupts are disabled already.
 ///
 /// The pair takes sixteen bytes on each CPU that counts. They are allocated by the first add.
 /// Without memory for them, the pair is two shared atomics.

@@ -105,7 +105,8 @@ impl PerCpuCounter {
     /// locks. Adds do not wait for these locks. Not for signal handlers.
     ///
     /// Even if the fence fails, no add is lost or counted twice, but a concurrent
-    /// [`sum`](Self::sum) may see the old value a little longer.
+    /// [`sum`](Self::sum) may see the old value a little longer. If another thread is folding,
+    /// waits for that thread, for at most about a tenth of a second.
     pub fn swap(&self, value: i64) -> i64 {
         self.swap_after(value, || {})
     }
@@ -234,7 +235,8 @@ impl PerCpuCounter {
     ///
     /// * [`CounterError::Batch`] if `batch` is 0 or above 2^40.
     /// * [`CounterError::OutOfMemory`] if there is no memory for the batch.
-    /// * [`CounterError::Fence`] if the batch is to be lowered, and the fence for it failed.
+    /// * [`CounterError::Fence`] if the batch is to be lowered, and the fence for it failed, or a
+    ///   thread that folds did not end its fold within a tenth of a second.
     pub fn set_batch(&self, batch: u64) -> Result<(), CounterError> {
         self.set_batch_after(batch, Shards::quiesce)
     }

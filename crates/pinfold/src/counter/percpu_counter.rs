@@ -89,8 +89,9 @@ impl Default for PerCpuCounter {
 }
 
 impl PerCpuCounter {
-    /// The largest batch, 2^40. With it, adds stay on their CPU, and only [`sum`](Self::sum) finds
-    /// them: the kernel's percpu_counter_add_local and percpu_counter_sub_local.
+    /// The largest batch, 2^40. With it, adds stay on their CPU: the kernel's
+    /// percpu_counter_add_local and percpu_counter_sub_local. [`sum`](Self::sum) finds them always,
+    /// and [`read`](Self::read) only after a [`fold`](Self::fold) or a shepherd has looked.
     ///
     /// For a counter that is written all the time and read seldom. [`read`](Self::read) keeps its
     /// bound, which says nothing then: 2^41 for each CPU that has added. In the kernel each call

@@ -8,7 +8,8 @@
 
 use super::climb::Shape;
 use super::freeze::Frozen;
-use super::shards::{Direction, REFUSED, Shards};
+use super::primitive::fence_is_refused;
+use super::shards::{Direction, Look, REFUSED, Shards};
 use super::{PerCpuCounter, fork, stripe};
 use crate::counter_units::{self, LazyBlock, shared};
 use core::cmp::Ordering;
@@ -54,8 +55,9 @@ const NODE: usize = 64;
 ///
 /// Signal handlers may do everything except [`set`](Self::set) and [`swap`](Self::swap). A child
 /// goes on with the value and the bound of the moment of the fork. Threads that were carrying
-/// amounts up at that moment are not in the child. There the first slow path on the CPU of such a
-/// thread folds everything, with one fence, and until then the CPU's adds are atomic.
+/// amounts up at that moment are not in the child. There, slow paths on the CPU of such a
+/// thread try to fold everything, with a fence, until one succeeds. Until then the CPU's adds are
+/// atomic, and for ever where the kernel cannot fence.
 ///
 /// ```
 /// use pinfold::counter::CounterTree;
@@ -344,6 +346,8 @@ impl CounterTree {
 
     /// Folds this CPU's shard into the tree, if its distance in `direction` is more than the batch.
     fn carry(&self, shards: Shards, direction: Direction) {
+        // Before the claim: a thread that has claimed a shard waits for no lock.
+        let nodes = self.nodes_or_alloc();
         let Some(claim) = shards.claim() else {
             return self.repair(shards);
         };
@@ -354,7 +358,7 @@ impl CounterTree {
                 Direction::Down => -(by as i64),
             };
             let raise = |by: i64| shards.raise_total(Direction::of(by), by.unsigned_abs());
-            match self.nodes_or_alloc() {
+            match nodes {
                 Some((shape, nodes)) => {
                     shape.climb(cpu, batch, by, |at| shared(nodes + at * NODE), raise);
                 }
@@ -378,7 +382,10 @@ impl CounterTree {
     #[cold]
     fn repair(&self, shards: Shards) {
         let left_behind = |unit| shards.look_at(unit).is_stale();
-        if fork::has_happened() && counter_units::install_here().is_some_and(left_behind) {
+        if fork::has_happened()
+            && !fence_is_refused()
+            && counter_units::install_here().is_some_and(left_behind)
+        {
             self.fold_all(shards);
         }
     }
@@ -390,6 +397,11 @@ impl CounterTree {
         let Some(held) = stripe::try_hold_all(shards.offset()) else {
             return;
         };
+        // The shards cannot be folded then, and a freeze disturbs all CPUs.
+        let is_live = |claim: &Look| !claim.is_stale();
+        if (shards.active()).any(|unit| shards.claim_on(unit).as_ref().is_some_and(is_live)) {
+            return;
+        }
         let mut frozen = Frozen::none();
         let _freeze = shards.freeze(&mut frozen);
         if shards.quiesce() && shards.fold_all(&held, false) {

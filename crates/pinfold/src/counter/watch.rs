@@ -9,6 +9,7 @@
 //! their words, without the lock.
 
 use super::estimate::distance;
+use super::fork;
 use super::shards::{SIZE, Shards};
 use super::stripe;
 use crate::counter_units;
@@ -140,7 +141,9 @@ fn fold_word(first: usize, word: &AtomicU64, wanted: &impl Fn(usize) -> bool) ->
         // SAFETY: `estimate` asks `still_there` with a lock of the block held, before it writes. A
         // thread that frees the block has cleared the bit before, while it held all these locks.
         let shards = unsafe { Shards::at(first + bit * SIZE) };
-        match found[bit] == shards.estimated() {
+        // A shard that a fork has left claimed counts as 0 here, so `estimate` must look at it.
+        let left_behind = || (shards.active()).any(|unit| shards.look_at(unit).is_stale());
+        match found[bit] == shards.estimated() && !(fork::has_happened() && left_behind()) {
             true => 0,
             false => shards.estimate(wanted, still_there),
         }

@@ -11,7 +11,7 @@
 //! | `PerCpuCounter::shards` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards` | `a9f7f0420826b309` |
 //! | `PerCpuCounter::shards_or_alloc` | `pinfold/src/counter/percpu_counter.rs` `PerCpuCounter::shards_or_alloc` | `5aefea1fddfc60f7` |
 //! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_watched` | `1490a646fbef47c9` |
-//! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_word` | `b45f2a47d2d155d5` |
+//! | `PerCpuCounter::fold_in_background` | `pinfold/src/counter/watch.rs` `fold_word` | `c192a207f76c252c` |
 //! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_hold` | `7dbb1584f10d3b27` |
 //! | `try_hold` | `pinfold/src/counter/stripe.rs` `try_lock` | `ed260b9e75a9e5fe` |
 //! | `Held::drop` | `pinfold/src/counter/stripe.rs` `Held::drop` | `1b0eb05151ef44df` |

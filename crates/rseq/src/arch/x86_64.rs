@@ -92,7 +92,7 @@ pub(crate) unsafe fn read_index(offset: isize) -> u32 {
 /// Wraps a body into a critical section.
 ///
 /// * On entry to the body, `rax` holds the address of the current unit's word at `offset`, or that
-///   of the unit if the body stands behind `unit`. The body may change `rax` and `rcx`.
+///   of the unit if the word `unit` stands before the body. The body may change `rax` and `rcx`.
 /// * The body ends with its committing store, or jumps to `{fail}`, where the function returns
 ///   false, if there is nothing to do. The abort handler also jumps there if the section cannot end
 ///   (`stuck`).

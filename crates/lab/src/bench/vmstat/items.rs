@@ -16,7 +16,7 @@ use super::Row;
 use super::subject::{MOST, Nth, Op, Subject, for_each_cpu, threshold};
 use super::zone::{Zone as Totals, step};
 use crate::{Padded, cpus, cycles};
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use pinfold::vmstat::{VmStat, Zone};
 use std::hint::black_box;
 use std::sync::atomic::Ordering::Relaxed;
@@ -219,12 +219,17 @@ pub fn measure_read_elsewhere(rounds: u32, elsewhere: usize) -> Result<Rows> {
     let forms: Vec<(_, &dyn Form)> = forms.iter().map(|(name, form)| (*name, &**form)).collect();
     let reader = Reader::default();
     thread::scope(|scope| {
-        scope.spawn(|| reader.serve(elsewhere));
-        let _end = Ending(&reader);
-        measure(&forms, rounds, |form, items| {
-            reader.read(form);
-            (form.cycles(items, items), items)
-        })
+        let reading = scope.spawn(|| reader.serve(elsewhere));
+        let rows = {
+            let _end = Ending(&reader);
+            measure(&forms, rounds, |form, items| {
+                reader.read(form);
+                (form.cycles(items, items), items)
+            })
+        };
+        let read = reading.join();
+        read.unwrap_or_else(|_| bail!("the reading thread panicked"))?;
+        rows
     })
 }
 
@@ -238,10 +243,10 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn serve(&self, cpu: usize) {
-        if cpus::pin(cpu).is_err() {
-            self.ended.store(true, Relaxed);
-        }
+    fn serve(&self, cpu: usize) -> Result<()> {
+        // However this ends, `read` must not wait for it.
+        let _end = Ending(self);
+        cpus::pin(cpu)?;
         while !self.ended.load(Relaxed) {
             let mut form = self.form.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(form) = form.take() {
@@ -250,6 +255,7 @@ impl<'a> Reader<'a> {
             drop(form);
             thread::yield_now();
         }
+        Ok(())
     }
 
     /// Returns after the other CPU has read the lines.

@@ -62,7 +62,8 @@ pub struct MemPool<'c> {
     missing: AtomicUsize,
     /// Changes each time an object comes into the reserve. Waiting threads sleep on this word.
     arrivals: AtomicU32,
-    /// How many threads wait in [`alloc_wait`](Self::alloc_wait).
+    /// How many threads wait in [`alloc_wait`](Self::alloc_wait) and
+    /// [`alloc_bulk_wait`](Self::alloc_bulk_wait).
     waiting: AtomicU32,
     lock: &'static Lock<()>,
     state: UnsafeCell<State>,
@@ -230,7 +231,7 @@ impl<'c> MemPool<'c> {
     }
 
     /// Fills `objects` from the reserve. Returns false, with nothing taken, if the reserve has too
-    /// few.
+    /// few. Also returns false if a checking cache left out some objects and there are no others.
     #[cold]
     fn fill_from_reserve(&self, objects: &mut [*mut u8]) -> bool {
         let take = |state: &mut State| {
