@@ -340,10 +340,12 @@ fn a_handler_above_a_fold_outlasts_a_swap() {
     let swapping = std::thread::spawn(|| {
         while !STOP.load(Relaxed) {
             FOLDED.set(0);
+            // Other tests use the same locks.
+            std::thread::sleep(Duration::from_micros(300));
         }
     });
     let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(3) {
+    while start.elapsed() < Duration::from_secs(2) {
         let (thread, before) = (FOLDER.load(SeqCst), RETURNED.load(SeqCst));
         if thread == 0 {
             continue;

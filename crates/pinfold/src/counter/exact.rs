@@ -106,18 +106,28 @@ impl PerCpuCounter {
     ///
     /// Even if the fence fails, no add is lost or counted twice, but a concurrent
     /// [`sum`](Self::sum) may see the old value a little longer. If another thread is folding,
-    /// waits for that thread, for at most about a tenth of a second.
+    /// waits for that thread, for at most about a second.
     pub fn swap(&self, value: i64) -> i64 {
         self.swap_after(value, || {})
     }
 
     /// Sets the value as [`swap`](Self::swap) does. Calls `folded` if all shards are folded: no
     /// distance is left, and no thread can claim a shard before `folded` returns.
-    #[inline(never)]
     pub(super) fn swap_after(&self, value: i64, folded: impl FnOnce()) -> i64 {
         let Some(shards) = self.shards_or_alloc() else {
             return self.base.swap(value, AcqRel);
         };
+        let (old, is_folded) = self.swap_locked(shards, value, folded);
+        if !is_folded {
+            stripe::give_way();
+        }
+        old
+    }
+
+    /// Sets the value as [`swap_after`](Self::swap_after) does. Returns the previous value, and
+    /// whether all shards are folded.
+    #[inline(never)]
+    fn swap_locked(&self, shards: Shards, value: i64, folded: impl FnOnce()) -> (i64, bool) {
         let held = stripe::hold_all(shards.offset());
         let mut frozen = Frozen::none();
         let _freeze = shards.freeze(&mut frozen);
@@ -132,10 +142,11 @@ impl PerCpuCounter {
             .base
             .swap(value.wrapping_sub(moved.net()), AcqRel)
             .wrapping_add(moved.net());
-        if quiet && shards.fold_all(&held, true) {
+        let is_folded = quiet && shards.fold_all(&held, true);
+        if is_folded {
             folded();
         }
-        old
+        (old, is_folded)
     }
 
     /// Adds `amount` if that does not take the value past `limit`, and returns whether it did. A
@@ -153,8 +164,9 @@ impl PerCpuCounter {
     /// | within the limit by more than three times that | the counter's locks, at most 64, while adds go to the base for a moment |
     /// | nearer | also a fence: an interrupt to each CPU that runs this process |
     ///
-    /// In two cases the call may refuse an amount that fits: in a signal handler that interrupted a
-    /// slow path of this library, and near the limit if the fence fails. Near means that less than
+    /// In three cases the call may refuse an amount that fits: in a signal handler that interrupted
+    /// a slow path of this library, if another thread holds the counter's locks for a tenth of a
+    /// second, and near the limit if the fence fails. Near means that less than
     /// the batches of all CPUs together is left.
     ///
     /// ```
@@ -236,7 +248,7 @@ impl PerCpuCounter {
     /// * [`CounterError::Batch`] if `batch` is 0 or above 2^40.
     /// * [`CounterError::OutOfMemory`] if there is no memory for the batch.
     /// * [`CounterError::Fence`] if the batch is to be lowered, and the fence for it failed, or a
-    ///   thread that folds did not end its fold within a tenth of a second.
+    ///   thread that folds did not end its fold within a second.
     pub fn set_batch(&self, batch: u64) -> Result<(), CounterError> {
         self.set_batch_after(batch, Shards::quiesce)
     }
@@ -272,6 +284,8 @@ impl PerCpuCounter {
         if batch >= shards.batch() {
             shards.raise(&held, batch);
         } else if !shards.lower_after(&held, batch, true, quiesce) {
+            drop(held);
+            stripe::give_way();
             return Err(CounterError::Fence);
         }
         self.expect_batch(batch);

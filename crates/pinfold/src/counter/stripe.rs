@@ -130,10 +130,14 @@ pub(super) fn hold_all(offset: usize) -> AllHeld {
     held
 }
 
-/// Takes the locks as [`hold_all`] does. Returns `None` if the thread would have to wait while it
-/// holds a lock of a counter or of a rank below, which happens only in a signal handler.
+/// Takes the locks, and waits for each for about a tenth of a second. Returns `None` after that, or
+/// if the thread would have to wait while it holds a lock of a counter or of a rank below. Both
+/// happen in signal handlers: a handler may have interrupted a fold that the holder waits for.
 pub(super) fn hold_all_or_refuse(offset: usize) -> Option<AllHeld> {
-    try_hold_all(offset).or_else(|| (!is_any_held(Rank::Shards)).then(|| hold_all(offset)))
+    try_hold_all(offset).or_else(|| {
+        let mut held = AllHeld::none(offset);
+        (!is_any_held(Rank::Shards) && held.add_all(0, Patience::Short)).then_some(held)
+    })
 }
 
 /// Waits a little. The wait gets longer with each call for the same `tries`.
@@ -156,6 +160,12 @@ pub(super) fn pause_within(patience: Patience, tries: &mut u32) -> bool {
     const MOST: u32 = YIELDS + 1000;
     pause(tries);
     patience == Patience::Endless || *tries < MOST
+}
+
+/// Lets threads that wait for the caller's locks take them, after the caller has given up. A waiting
+/// thread may sleep between its looks at the locks.
+pub(super) fn give_way() {
+    crate::sys::sleep_microseconds(300);
 }
 
 impl Drop for AllHeld {

@@ -19,7 +19,7 @@
 //! | `try_hold_all` | `pinfold/src/counter/stripe.rs` `try_hold_all` | `3d3cb239b6165036` |
 //! | `hold_all` | `pinfold/src/counter/stripe.rs` `hold_all` | `64b100eca558ab1b` |
 //! | `hold_all` | `pinfold/src/counter/stripe.rs` `AllHeld::add_all` | `9bcce8ded2af114b` |
-//! | `hold_all_or_refuse` | `pinfold/src/counter/stripe.rs` `hold_all_or_refuse` | `ef215dcf719f8b88` |
+//! | `hold_all_or_refuse` | `pinfold/src/counter/stripe.rs` `hold_all_or_refuse` | `02068a35180d12dd` |
 //! | `pause` | `pinfold/src/counter/stripe.rs` `pause` | `5b12a7d1db03c34b` |
 //! | `enter` | `pinfold/src/counter/freezers.rs` `enter` | `27bcf2ef38ee956a` |
 //! | `leave_adders_alone` | `pinfold/src/counter/pace.rs` `leave_adders_alone` | `c313523c9dfe7af3` |
@@ -231,6 +231,8 @@ mod stripe {
     pub fn hold_all_or_refuse(offset: usize) -> Option<AllHeld> {
         Some(hold_all(offset))
     }
+
+    pub fn give_way() {}
 
     pub fn pause(_looks: &mut u32) {
         thread::yield_now();
