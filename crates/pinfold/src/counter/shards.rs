@@ -389,18 +389,18 @@ impl Shards {
     /// Folds all shards, so that every distance is 0. The counter is frozen, and no section is
     /// under way.
     ///
-    /// If a thread folds, waits for its end if `may_wait` is true, for about a second. Returns false
-    /// if the fold has not ended by then, or if `may_wait` is false. Claims that a fork has left
-    /// behind end here.
+    /// If a thread folds, waits for its end if `may_wait` is true, for about a second. Returns
+    /// false if the fold has not ended by then, or if `may_wait` is false. Claims that a fork has
+    /// left behind end here.
     pub(super) fn fold_all(self, _held: &AllHeld, may_wait: bool) -> bool {
         /// Pauses, of which most sleep.
         const MOST: u32 = 10_000;
         for unit in self.active() {
             let mut tries = 0;
             while self.claim_on(unit).is_some_and(|claim| !claim.is_stale()) {
-                // A signal handler may have interrupted the folding thread. If the handler forks, it
-                // waits for the locks that the caller holds, so the fold ends only after this gives
-                // up.
+                // A signal handler may have interrupted the folding thread. If the handler forks,
+                // it waits for the locks that the caller holds, so the fold ends only after this
+                // gives up.
                 if !may_wait || tries >= MOST {
                     return false;
                 }

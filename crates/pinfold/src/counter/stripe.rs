@@ -162,8 +162,8 @@ pub(super) fn pause_within(patience: Patience, tries: &mut u32) -> bool {
     patience == Patience::Endless || *tries < MOST
 }
 
-/// Lets threads that wait for the caller's locks take them, after the caller has given up. A waiting
-/// thread may sleep between its looks at the locks.
+/// Lets threads that wait for the caller's locks take them, after the caller has given up. A
+/// waiting thread may sleep between its looks at the locks.
 pub(super) fn give_way() {
     crate::sys::sleep_microseconds(300);
 }
