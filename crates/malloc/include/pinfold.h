@@ -902,8 +902,9 @@ int pinfold_counter_compare(const struct pinfold_counter *counter, int64_t with)
  * Returns whether it added; always true for an amount of 0. Exact, even if other threads add
  * meanwhile. It takes the counter's locks, unless the value is beyond the limit by more than the
  * error bound. If it cannot decide near the limit, it interrupts the CPUs. It may refuse an amount
- * that fits in two cases: in a signal handler that interrupted a function of this library, and near
- * the limit if the kernel cannot fence.
+ * that fits in three cases: in a signal handler that interrupted a function of this library, if
+ * another thread holds the counter's locks for a tenth of a second, and near the limit if the
+ * kernel cannot fence.
  */
 bool pinfold_counter_limited_add(struct pinfold_counter *counter, int64_t limit, int64_t amount);
 
@@ -970,7 +971,8 @@ uint64_t pinfold_counter_batch(const struct pinfold_counter *counter);
  * Sets the batch, from 1 to 2^40, for all CPUs at once. The error bound follows.
  *
  * Returns 0, or -1 with EINVAL (`batch`), ENOMEM, or ENOTSUP (a lower batch needs a fence, and the
- * kernel cannot fence). A lower batch interrupts the CPUs.
+ * kernel cannot fence, or a thread was in the middle of a fold for a second). A lower batch
+ * interrupts the CPUs.
  */
 int pinfold_counter_set_batch(struct pinfold_counter *counter, uint64_t batch);
 

@@ -21,11 +21,12 @@ pub enum CounterError {
     },
     /// There is no memory, or no room left in the per-CPU units.
     OutOfMemory,
-    /// Lowering the batch needs a fence, and the fence failed.
+    /// Lowering the batch needs a fence and the end of all folds, and one of these did not come.
     ///
     /// With restartable sequences, the kernel cannot fence: it is older than 5.10, or a sandbox
     /// forbids `membarrier`. On the atomic backend, another thread held the lock of a CPU's unit
-    /// for about a second. That can happen on a loaded machine; try again.
+    /// for about a second. On every backend, another thread was in the middle of a fold for about a
+    /// second. Both can happen on a loaded machine; try again.
     Fence,
 }
 
@@ -38,7 +39,7 @@ impl fmt::Display for CounterError {
             CounterError::OutOfMemory => write!(f, "no memory for per-CPU counters"),
             CounterError::Fence => write!(
                 f,
-                "a smaller batch needs a fence: membarrier of Linux 5.10 that no sandbox forbids, or, without restartable sequences, another try"
+                "a smaller batch needs a fence: membarrier of Linux 5.10 that no sandbox forbids, or, on a loaded machine, another try"
             ),
         }
     }

@@ -101,8 +101,8 @@ impl PerCpuCounter {
     /// either into the result or into the new value.
     ///
     /// Fences if another CPU has ever added within its batch. A fence interrupts each CPU that runs
-    /// a thread of this process, for some microseconds. Takes the counter's
-    /// locks. Adds do not wait for these locks. Not for signal handlers.
+    /// a thread of this process, for some microseconds. Takes the counter's locks. Adds do not wait
+    /// for these locks. Not for signal handlers.
     ///
     /// Even if the fence fails, no add is lost or counted twice, but a concurrent
     /// [`sum`](Self::sum) may see the old value a little longer. If another thread is folding,

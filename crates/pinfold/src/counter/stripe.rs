@@ -8,8 +8,9 @@
 //! * A fold from afar tries the lock of the first CPU, to store the estimate. If the lock is taken,
 //!   it leaves the counter out.
 //! * `read`, `bounds` and `sum` take no lock.
-//! * `limited_add` waits for the locks of all the counter's shards, but refuses instead of waiting
-//!   if its thread holds such a lock or one of a later rank.
+//! * `limited_add` waits for the locks of all the counter's shards, but for each lock for a tenth
+//!   of a second only. It does not wait at all if its thread holds such a lock or one of a later
+//!   rank. If it cannot take the locks, it refuses.
 //! * `swap`, `set`, `set_batch` and the drop of a counter wait for the locks of all the counter's
 //!   shards.
 //!
@@ -18,7 +19,8 @@
 //! frame that it interrupted, if that frame holds one of the locks.
 //!
 //! A lock's word is 0, or the thread pointer of the holder. A holder writes a few words, or keeps a
-//! counter frozen for some microseconds, or until the folds that are under way have ended.
+//! counter frozen for some microseconds, or until the folds that are under way have ended: for at
+//! most a second each.
 
 use super::shards::SIZE;
 use crate::lock::{Patience, Rank, is_any_held};
@@ -131,8 +133,8 @@ pub(super) fn hold_all(offset: usize) -> AllHeld {
 }
 
 /// Takes the locks, and waits for each for about a tenth of a second. Returns `None` after that, or
-/// if the thread would have to wait while it holds a lock of a counter or of a rank below. Both
-/// happen in signal handlers: a handler may have interrupted a fold that the holder waits for.
+/// if the thread would have to wait while it holds a lock of a counter or of a rank below. A
+/// handler may have interrupted a fold that the holder waits for.
 pub(super) fn hold_all_or_refuse(offset: usize) -> Option<AllHeld> {
     try_hold_all(offset).or_else(|| {
         let mut held = AllHeld::none(offset);

@@ -55,9 +55,9 @@ const NODE: usize = 64;
 ///
 /// Signal handlers may do everything except [`set`](Self::set) and [`swap`](Self::swap). A child
 /// goes on with the value and the bound of the moment of the fork. Threads that were carrying
-/// amounts up at that moment are not in the child. There, slow paths on the CPU of such a
-/// thread try to fold everything, with a fence, until one succeeds. Until then the CPU's adds are
-/// atomic, and for ever where the kernel cannot fence.
+/// amounts up at that moment are not in the child. There, the slow paths on the CPU of
+/// such a thread try to fold everything, with a fence. Until one of them succeeds, this CPU's adds
+/// are atomic. Where the kernel cannot fence, none succeeds.
 ///
 /// ```
 /// use pinfold::counter::CounterTree;

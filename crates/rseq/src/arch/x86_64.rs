@@ -186,10 +186,10 @@ pub(crate) use stepped::*;
 /// The body of each section of [`Area`](super::Area), for `template!`. Every store is a release.
 ///
 /// A processor can hand a stored word to the next load without a wait, if it recognises the word by
-/// its address operand. Measured on an Intel Xeon of 2023: with one register and a constant in the
-/// operand, an add takes 2 cycles after an add to the same word, and with two registers 5. It also
-/// takes 5 cycles if the body loads the word into a register and adds another register to it. So
-/// the bodies add the word to a copy of the other operand, or use `lea`.
+/// its address operand. Measured on an Intel Xeon (family 6, model 167): with one register and a
+/// constant in the operand, an add takes 2 cycles after an add to the same word, and with two
+/// registers 5. It also takes 5 cycles if the body loads the word into a register and adds another
+/// register to it. So the bodies add the word to a copy of the other operand, or use `lea`.
 macro_rules! body {
     (add $operands:tt) => {
         template!($operands [

@@ -82,9 +82,9 @@ impl<T> Depot<T> {
         exchanged.flatten().is_some()
     }
 
-    /// Exchanges `full` for an empty one. If there is none, exchanges it for the oldest full one,
-    /// because the newest are likelier to be in the CPU's caches. Returns whether the caller has an
-    /// empty one. If not, the caller gives the objects back to the cache.
+    /// Exchanges `full` for an empty array, and returns true. If the depot has no empty array,
+    /// exchanges `full` for the oldest full one, and returns false. The caller then gives the
+    /// objects of that one back to the cache: they are the least likely to be in the CPU's caches.
     pub fn exchange_for_empty(&self, full: &mut T) -> bool {
         let has_empty = self.with(|stock| {
             let empty = stock.empty.pop();

@@ -80,7 +80,7 @@ impl Sheaf {
         unsafe { (*self.top.sub(1)).is_null() }
     }
 
-    /// Takes an object. Returns null if there is none.
+    /// Takes the object on top. Returns null if the array is empty.
     #[inline(always)]
     pub fn pop(&mut self) -> *mut u8 {
         // SAFETY: the slot below the top is an object's or the null below the bottom, and this

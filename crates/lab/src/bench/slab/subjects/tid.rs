@@ -223,7 +223,7 @@ impl List {
         self.count += 1;
     }
 
-    /// Takes the first object. Returns null if there is none.
+    /// Takes the first object. Returns null if the list is empty.
     fn pop(&mut self) -> *mut u8 {
         let object = self.head;
         if object != 0 {
