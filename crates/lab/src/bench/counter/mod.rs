@@ -27,7 +27,8 @@ use workers::Wave;
 ///
 /// Each worker loops: add a mapping's pages to the counter, map that much, unmap it, subtract the
 /// pages. If the amount is below the batch, a worker adds two batches before it subtracts them, so
-/// that the adds reach the shared count. The figures are nanoseconds for an add with its
+/// that the adds reach the shared count. Without `--mmap`, it makes at least 64 adds before it
+/// subtracts. The figures are nanoseconds for an add with its
 /// subtraction: the time of the run, and the CPU time in the program (user) and in the kernel
 /// (sys), divided by the pairs of all workers. With `--summing yes`, one more thread sums the
 /// counter all the time. The error of a sum is its distance, in pages, from the values that the
@@ -288,7 +289,7 @@ fn measure(args: &Args, subjects: &[SubjectName], progress: &Progress) -> Result
                         time: Duration::from_secs_f64(args.seconds),
                         wave: match args.hand_over {
                             true => Wave::hand_over(i64::from(amount)),
-                            false => Wave::new(i64::from(amount), batch),
+                            false => Wave::new(i64::from(amount), batch, mmap),
                         },
                     });
                 }
@@ -315,7 +316,11 @@ fn measure_cell(
         for ((name, contender), outcomes) in contenders.iter().zip(&mut outcomes) {
             let wave = match setup.hand_over {
                 true => setup.wave,
-                false => Wave::new(setup.wave.amount, name.batch_to_reach(i64::from(batch))),
+                false => Wave::new(
+                    setup.wave.amount,
+                    name.batch_to_reach(i64::from(batch)),
+                    setup.mmap,
+                ),
             };
             let outcome = contender(Setup { wave, ..setup }).with_context(|| name.name())?;
             outcomes.push(outcome);

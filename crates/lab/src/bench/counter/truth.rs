@@ -155,11 +155,12 @@ mod tests {
 
     #[test]
     fn small_amounts_reach_the_batch() {
-        assert_eq!(Wave::new(32768, 32).adds, 1);
-        assert_eq!(Wave::new(32, 32).adds, 1);
-        let small = Wave::new(31, 32);
+        assert_eq!(Wave::new(32768, 32, true).adds, 1);
+        assert_eq!(Wave::new(32768, 32, false).adds, 64);
+        assert_eq!(Wave::new(32, 32, true).adds, 1);
+        let small = Wave::new(31, 32, true);
         assert!(small.adds as i64 * small.amount > 64);
-        assert_eq!(Wave::new(1, 32).adds, 65);
+        assert_eq!(Wave::new(1, 32, false).adds, 65);
     }
 
     #[test]

@@ -135,17 +135,23 @@ impl Wave {
     /// One add of at least a batch reaches the shared count. Of a smaller amount, a worker adds two
     /// batches and one amount before it subtracts, because an add and its subtraction would
     /// cancel each other in the CPU's value and never reach the shared count.
-    pub fn new(amount: i64, batch: i64) -> Wave {
-        let adds = if amount >= batch {
-            1
-        } else {
-            2 * batch / amount + 1
+    ///
+    /// Without `mmap` between the adds, a wave has at least [`LEAST`](Self::LEAST) adds, so that
+    /// the figure is that of an add and not of the loop around it.
+    pub fn new(amount: i64, batch: i64, mmap: bool) -> Wave {
+        let to_reach = match amount >= batch {
+            true => 1,
+            false => 2 * batch / amount + 1,
         };
+        let least = if mmap { 1 } else { Self::LEAST };
         Wave {
             amount,
-            adds: adds as u64,
+            adds: (to_reach as u64).max(least),
         }
     }
+
+    /// The least number of adds of a wave that does not map.
+    const LEAST: u64 = 64;
 }
 
 impl Loop {
@@ -166,32 +172,13 @@ fn work<D: Design, const MMAP: bool, const PUBLISH: bool>(
     control: &Control,
     wave: Wave,
 ) {
-    let Wave { amount, adds } = wave;
-    let bytes = amount as usize * PAGE;
-    let add = |n: i64| {
-        if PUBLISH {
-            worker.step.begin();
-        }
-        design.add(n);
-        if PUBLISH {
-            worker.step.end();
-        }
-    };
     let mut goes_on = control.wait_to_go();
     let mut loops = 0;
     // A worker that has begun makes a loop, even if the run has ended meanwhile.
     while goes_on {
-        let mut mapped = Ok(());
-        for _ in 0..adds {
-            add(amount);
-            if MMAP {
-                mapped = mapped.and(map_and_unmap(bytes));
-            }
-        }
-        for _ in 0..adds {
-            add(-amount);
-        }
-        if let Err(errno) = mapped {
+        let there = repeat::<D, MMAP, PUBLISH>(design, &worker.step, wave.amount, wave.adds);
+        let back = repeat::<D, false, PUBLISH>(design, &worker.step, -wave.amount, wave.adds);
+        if let Err(errno) = there.and(back) {
             worker.errno.store(errno, Release);
             break;
         }
@@ -199,6 +186,35 @@ fn work<D: Design, const MMAP: bool, const PUBLISH: bool>(
         goes_on = control.is_going();
     }
     worker.loops.store(loops, Release);
+}
+
+/// Makes `adds` adds of `n`, and maps and unmaps after each if `MMAP`. Returns the error number of
+/// the first mapping that failed.
+///
+/// Never inlined, so that the loop has few variables and keeps them in registers. A loop that
+/// stores one of them on the stack slows a design that adds with a locked instruction more than
+/// the others, because that instruction waits for the store.
+#[inline(never)]
+fn repeat<D: Design, const MMAP: bool, const PUBLISH: bool>(
+    design: &D,
+    step: &Step,
+    n: i64,
+    adds: u64,
+) -> Result<(), i32> {
+    let mut mapped = Ok(());
+    for _ in 0..adds {
+        if PUBLISH {
+            step.begin();
+        }
+        design.add(n);
+        if PUBLISH {
+            step.end();
+        }
+        if MMAP {
+            mapped = mapped.and(map_and_unmap(n.unsigned_abs() as usize * PAGE));
+        }
+    }
+    mapped
 }
 
 #[inline]

@@ -97,7 +97,7 @@ impl<S: Starts> Fields<S> {
 }
 
 impl<S: Starts> Design for AddStart<S> {
-    #[inline]
+    #[inline(always)]
     fn add(&self, n: i64) {
         let this = self.counters.this();
         if let Added::Overflows(here) = add_below(this, n, self.batch) {

@@ -17,7 +17,7 @@ impl Shared for Atomic {
 }
 
 impl Design for Atomic {
-    #[inline]
+    #[inline(always)]
     fn add(&self, n: i64) {
         self.0.0.fetch_add(n, AcqRel);
     }

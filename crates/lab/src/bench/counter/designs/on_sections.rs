@@ -47,7 +47,7 @@ impl SpinlockRseq {
 }
 
 impl Design for SpinlockRseq {
-    #[inline]
+    #[inline(always)]
     fn add(&self, n: i64) {
         if n.abs() >= self.batch {
             return self.fold(n);
@@ -94,7 +94,7 @@ impl<const OVERSTEP: bool> TotalRseq<OVERSTEP> {
 }
 
 impl<const OVERSTEP: bool> Design for TotalRseq<OVERSTEP> {
-    #[inline]
+    #[inline(always)]
     fn add(&self, n: i64) {
         if n.abs() >= self.batch {
             self.count.0.fetch_add(n, AcqRel);

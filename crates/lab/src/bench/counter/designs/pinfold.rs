@@ -8,7 +8,7 @@ use pinfold::counter::{PerCpuCounter, SharedCounters};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 impl Design for PerCpuCounter {
-    #[inline]
+    #[inline(always)]
     fn add(&self, n: i64) {
         PerCpuCounter::add(self, n);
     }
@@ -23,7 +23,7 @@ impl Design for PerCpuCounter {
 }
 
 impl Design for SharedCounters {
-    #[inline]
+    #[inline(always)]
     fn add(&self, n: i64) {
         SharedCounters::add(self, 0, n);
     }

@@ -51,7 +51,7 @@ impl Shared for Slowcount {
 }
 
 impl Design for Slowcount {
-    #[inline]
+    #[inline(always)]
     fn add(&self, n: i64) {
         let MostlyRead { sum_cnt, batch } = &self.mostly_read.0;
         let written = &self.written.0;

@@ -37,7 +37,7 @@ impl Shared for SpinlockBatch {
 }
 
 impl Design for SpinlockBatch {
-    #[inline]
+    #[inline(always)]
     fn add(&self, n: i64) {
         let this = self.counters.this();
         if let Added::Overflows(_) = add_below(this, n, self.batch) {
