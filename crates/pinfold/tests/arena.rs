@@ -236,22 +236,21 @@ fn a_growing_block_gets_memory_that_was_used() {
     if !alone("a_growing_block_gets_memory_that_was_used") {
         return;
     }
-    let size = 40 * GRANULE;
-    assert_eq!(alloc_growing_run(size, 0, false), None);
+    assert_eq!(alloc_growing_run(40, 0, LARGE, false), None);
     let (run, behind) = (take(40), take(1));
     give(run);
-    assert_eq!(alloc_growing_run(size, 0, false), Some(run));
-    let fresh = alloc_growing_run(size, 0, true).unwrap();
+    assert_eq!(alloc_growing_run(40, 0, LARGE, false), Some(run));
+    let fresh = alloc_growing_run(40, 0, LARGE, true).unwrap();
     assert!(fresh != run && entry(fresh.as_ptr() as usize) == LARGE);
     give(fresh);
     assert_eq!(
-        alloc_growing_run(3 * size, 0, false),
+        alloc_growing_run(120, 0, LARGE, false),
         None,
         "a third is dirty"
     );
     let (dirty, held) = (arena::dirty(), arena::held());
-    assert_eq!(dirty, size as u64);
-    assert_eq!(alloc_growing_run(2 * size, 0, false), Some(fresh));
+    assert_eq!(dirty, 40 * GRANULE as u64);
+    assert_eq!(alloc_growing_run(80, 0, LARGE, false), Some(fresh));
     assert_eq!((arena::dirty(), arena::held()), (0, held + dirty));
     [run, behind, fresh].into_iter().for_each(give);
 }

@@ -147,6 +147,53 @@ static void reallocs(void)
 	free(p);
 }
 
+/* Large blocks begin at different cache lines of a page, so that arrays that are walked side by
+ * side do not compete for the same places of the caches. */
+static void large_blocks(void)
+{
+	enum { BLOCKS = 16, SIZE = 1 << 20 };
+	unsigned char *blocks[BLOCKS];
+	uint64_t lines = 0;
+	for (int nth = 0; nth < BLOCKS; nth++) {
+		unsigned char *p = malloc(SIZE);
+		CHECK(p && aligned(p, 64) && malloc_usable_size(p) >= SIZE);
+		memset(p, nth, malloc_usable_size(p));
+		lines |= UINT64_C(1) << ((uintptr_t)p % 4096 / 64);
+		blocks[nth] = p;
+	}
+	CHECK(__builtin_popcountll(lines) > BLOCKS / 2);
+	for (int nth = 0; nth < BLOCKS; nth++) {
+		unsigned char *p = blocks[nth];
+		/* In place, to other memory, to a mapping of its own, and there again. */
+		size_t before = SIZE;
+		for (size_t size = SIZE + 70000; size < 200u << 20; size = size * 3) {
+			p = realloc(p, size);
+			CHECK(p && aligned(p, 16) && malloc_usable_size(p) >= size);
+			CHECK(p[0] == nth && p[SIZE / 2] == nth && p[before - 1] == nth);
+			memset(p + size - 4096, nth, 4096);
+			p[size - 1] = (unsigned char)nth;
+			before = size;
+		}
+		p = realloc(p, SIZE + 5);
+		CHECK(p && p[0] == nth && p[SIZE - 1] == nth);
+		free(p);
+	}
+	for (int turn = 0; turn < 3; turn++) {
+		unsigned char *p = calloc(1, SIZE + turn);
+		CHECK(p);
+		for (size_t i = 0; i < malloc_usable_size(p) && i < SIZE; i++)
+			CHECK(p[i] == 0);
+		memset(p, 1, malloc_usable_size(p));
+		free(p);
+	}
+	for (size_t align = 64; align <= 1 << 20; align *= 2) {
+		void *p = NULL;
+		CHECK(posix_memalign(&p, align, SIZE) == 0 && aligned(p, align));
+		memset(p, 1, malloc_usable_size(p));
+		free(p);
+	}
+}
+
 static void errno_is_kept(void)
 {
 	for (size_t size = 1; size < (size_t)128 << 20; size *= 4) {
@@ -235,6 +282,7 @@ int main(void)
 	bad_sizes();
 	alignments();
 	reallocs();
+	large_blocks();
 	errno_is_kept();
 	figures();
 	older_figures();

@@ -1,5 +1,8 @@
 //! Huge blocks: each a mapping of its own, found again by a table of addresses.
 //!
+//! A block begins with its mapping, or in the mapping's first page if it was a run of the arena
+//! before ([`adopt`]). The table has the block's address and the mapping's size.
+//!
 //! A signal handler may free a huge block while it interrupts a thread that allocates one. If the
 //! table had a lock, the handler would wait for the interrupted thread, and that thread cannot go
 //! on before the handler returns. So the table has no lock.
@@ -223,9 +226,9 @@ pub unsafe fn free(address: *mut u8) -> bool {
     let Some(size) = leave(address as usize) else {
         return false;
     };
-    // SAFETY: the table had a block of this size at the address, and `leave` took it out for this
-    // thread alone. The caller promises that no thread uses the block.
-    unsafe { sys::unmap(address, size) };
+    // SAFETY: the table had a mapping of this size for the address, and `leave` took it out for
+    // this thread alone. The caller promises that no thread uses the block.
+    unsafe { sys::unmap(mapping_of(address), size) };
     mapped(0, size);
     true
 }
@@ -234,42 +237,50 @@ pub unsafe fn free(address: *mut u8) -> bool {
 /// look-up in the table.
 pub fn size(address: *mut u8) -> Option<usize> {
     let (_, bucket, entry) = find(address as usize)?;
-    Some(bucket.sizes[entry].load(Relaxed))
+    Some(bucket.sizes[entry].load(Relaxed) - offset_of(address))
 }
 
-/// Changes the size of the block at `address`. The caller owns the block.
+/// Changes the size of the mapping of the block at `address`. The caller owns the block.
 fn note_size(address: *mut u8, size: usize) {
     if let Some((_, bucket, entry)) = find(address as usize) {
         bucket.sizes[entry].store(size, Relaxed);
     }
 }
 
-/// Moves pages of a mapping to a huge block of at least `size` bytes elsewhere. Returns `None`, and
-/// changes nothing, if that cannot be done. After success, nothing is mapped where the pages were.
+/// Moves pages of a mapping to a huge block of at least `size` bytes elsewhere, which begins
+/// `offset` bytes behind its mapping. Returns `None`, and changes nothing, if that cannot be done. After success, nothing is mapped where the pages were.
 ///
 /// # Safety
 ///
 /// `[start, start + old)` are whole pages that only the caller uses, fewer than `size` bytes.
-pub(super) unsafe fn adopt(start: *mut u8, old: usize, size: usize) -> Option<NonNull<u8>> {
-    let size = size.checked_next_multiple_of(sys::page_size())?;
+/// `offset` is less than a page.
+pub(super) unsafe fn adopt(
+    start: *mut u8,
+    old: usize,
+    size: usize,
+    offset: usize,
+) -> Option<NonNull<u8>> {
+    let size = (size.checked_add(offset)?).checked_next_multiple_of(sys::page_size())?;
     if !may_move() || BLOCKS.load(Relaxed) >= MOST.load(Relaxed) {
         return None;
     }
     // SAFETY: the caller promises that these are whole pages, and that no other thread uses them.
-    let block = unsafe { sys::remap(start, old, size) }?;
+    let mapping = unsafe { sys::remap(start, old, size) }?;
     // The kernel lengthens a mapping in place if nothing is mapped behind it. But the addresses
     // there belong to the arena, so the mapping is shortened again.
     // SAFETY: the pages are the caller's, and `remap` above made the mapping `size` bytes long.
-    if block.as_ptr() == start && unsafe { sys::remap(start, size, old) }.is_some() {
+    if mapping.as_ptr() == start && unsafe { sys::remap(start, size, old) }.is_some() {
         return None;
     }
+    // SAFETY: `offset` is less than a page, and the mapping has at least one.
+    let block = unsafe { mapping.add(offset) };
     if !enter(block.as_ptr() as usize, size) {
         no_room(block.as_ptr(), size);
     }
     if huge_pages::are_wanted(false) {
         // The pages may come from a run for which the arena asked for small pages.
         // SAFETY: `remap` made this mapping for the new block.
-        unsafe { sys::prefer_huge(block.as_ptr(), size) };
+        unsafe { sys::prefer_huge(mapping.as_ptr(), size) };
     }
     mapped(size, 0);
     Some(block)
@@ -291,12 +302,13 @@ fn no_room(block: *mut u8, size: usize) -> ! {
 ///
 /// `address` is a huge block that only the caller uses.
 pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
-    let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
-    let old = self::size(address)?;
+    let (mapping, offset) = (mapping_of(address), offset_of(address));
+    let size = (size.max(1).checked_add(offset)?).checked_next_multiple_of(sys::page_size())?;
+    let old = self::size(address)? + offset;
     if size <= old {
         // SAFETY: the table says that the mapping has `old` bytes, and only the caller uses it. The
         // kernel cuts the end off, and does not move a mapping that shrinks.
-        unsafe { sys::remap(address, old, size) }?;
+        unsafe { sys::remap(mapping, old, size) }?;
         note_size(address, size);
         mapped(0, old - size);
         return NonNull::new(address);
@@ -308,13 +320,25 @@ pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
     // may get a block at the old address, and enter it.
     leave(address as usize)?;
     // SAFETY: the table said that the mapping has `old` bytes, and only the caller uses it.
-    let moved = unsafe { sys::remap(address, old, size) };
+    let moved = unsafe { sys::remap(mapping, old, size) };
+    // SAFETY: the block's offset is less than a page, and the new mapping has at least one.
+    let moved = moved.map(|mapping| unsafe { mapping.add(offset) });
     let (block, now) = moved.map_or((address, old), |block| (block.as_ptr(), size));
     if !enter(block as usize, now) {
         no_room(block, now);
     }
     mapped(now - old, 0);
     moved
+}
+
+/// Returns where the mapping of the block at `address` begins.
+fn mapping_of(address: *mut u8) -> *mut u8 {
+    address.wrapping_sub(offset_of(address))
+}
+
+/// Returns how many bytes of its mapping lie before the block at `address`.
+fn offset_of(address: *mut u8) -> usize {
+    address as usize & (sys::page_size() - 1)
 }
 
 #[cfg(test)]

@@ -59,6 +59,7 @@ mod free_runs;
 mod huge;
 mod huge_pages;
 mod kept;
+mod large;
 mod metadata;
 mod numa;
 mod purge;
@@ -74,6 +75,9 @@ pub use budget::{
 pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
 pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, HugePagesError, huge_pages, set_huge_pages};
 pub use kept::large_in_use;
+pub use large::{
+    COLOURED, COLOURED_ALIGN, block_of_run, granules_for, offset_in_run, run_at, size_in_run,
+};
 pub(crate) use metadata::alloc as alloc_metadata;
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};
 pub(crate) use numa::{NodeRequest, for_each_item};
@@ -106,7 +110,7 @@ pub const GRANULE: usize = 1 << GRANULE_SHIFT;
 pub const GRANULE_SHIFT: u32 = 16;
 /// Blocks of at least this many bytes are mappings of their own.
 pub const HUGE: usize = 62 << 20;
-/// The page map's entry for a run that is one block.
+/// The page map's entry for a run that is one block, which begins with the run.
 pub const LARGE: u16 = u16::MAX;
 
 /// Bytes in a region. Its address is a multiple of this.
@@ -187,7 +191,7 @@ fn is_open() -> bool {
 ///
 /// | entry | the address is |
 /// |---|---|
-/// | [`LARGE`] | in the first granule of a run that is one block |
+/// | [`LARGE`], [`COLOURED`] | in the first granule of a run that is one block (`large`) |
 /// | 0 | in another granule of a block, or in no run in use |
 /// | other | in a slab of the cache with this number |
 #[inline]

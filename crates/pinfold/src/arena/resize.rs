@@ -17,8 +17,8 @@
 use super::runs::{Arena, Run, alloc_at_multiple, arena_of, give_back};
 use super::window;
 use super::{
-    GRANULE, HUGE, LARGE, MAX_RUN, State, address_of, budget, frame, held, huge, index_of_run,
-    kept, numa, set_entry,
+    GRANULE, HUGE, LARGE, MAX_RUN, State, address_of, block_of_run, budget, frame, held, huge,
+    index_of_run, kept, numa, offset_in_run, set_entry,
 };
 use crate::sys::Mapped;
 use core::ptr::NonNull;
@@ -42,7 +42,7 @@ pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> 
 ///
 /// # Safety
 ///
-/// `start` begins a run whose entry is [`LARGE`], and only the caller uses the run.
+/// `start` begins a run that is one block, and only the caller uses the run.
 pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     let head = index_of_run(start);
     // SAFETY: the caller promises that `start` begins a run that only the caller uses. So no other
@@ -100,27 +100,30 @@ unsafe fn cut(index: u32) {
 }
 
 /// Moves the pages of a run that is one block to a mapping of its own, a huge block of at least
-/// `size` bytes. Returns `None`, and does nothing, if that cannot be done.
+/// `size` bytes. The block begins as far behind the mapping's beginning as it began behind the
+/// run's. Returns `None`, and does nothing, if that cannot be done.
 ///
 /// Costs a few system calls. Only for long runs, because each such block takes a mapping. If the
 /// process has many huge blocks already, returns `None`, so that mappings are left for the program.
 ///
 /// # Safety
 ///
-/// `start` begins a run whose entry is [`LARGE`], and only the caller uses the run. `size` is
-/// larger than the run.
+/// `start` begins a run that is one block, and only the caller uses the run. `size` is larger than
+/// the run.
 pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     let head = index_of_run(start);
     // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
     let old = u32::from(unsafe { (*frame(head)).granules });
     let node = window::node_of(start.as_ptr() as usize);
     let bytes = old as usize * GRANULE;
+    // SAFETY: the caller promises that `start` begins a run.
+    let offset = offset_in_run(unsafe { block_of_run(start) }.as_ptr());
     if budget::near(held() as usize, size - bytes) {
         return None;
     }
     map_behind(node, head + old);
     // SAFETY: these are all pages of the run, which the caller promises is its own.
-    let new = unsafe { huge::adopt(start.as_ptr(), bytes, size) }?;
+    let new = unsafe { huge::adopt(start.as_ptr(), bytes, size, offset) }?;
     set_entry(head, 0);
     kept::large_less(old as usize);
     super::moved_away(node, bytes);
@@ -137,14 +140,20 @@ fn map_behind(node: usize, index: u32) {
     }
 }
 
-/// Allocates a run for a block of `size` bytes that has grown and may grow again. Prefers dirty
-/// runs, which need no page faults, and runs that leave as many free granules behind the block as
-/// the block has. Unless `fresh` is true, at least half of the run is dirty.
+/// Allocates a run for a block that has grown and may grow again. The page map's entry of the first
+/// granule becomes `entry`: [`LARGE`] or [`COLOURED`](super::COLOURED). Prefers dirty runs, which
+/// need no page faults, and runs that leave as many free granules behind the block as the block
+/// has. Unless `fresh` is true, at least half of the run is dirty.
 ///
 /// Returns `None` when [`alloc_run`](super::alloc_run) does, and if `fresh` is false and too little
 /// is dirty. Takes the arena's lock, and may map memory by a system call.
-pub fn alloc_growing_run(size: usize, node: usize, fresh: bool) -> Option<NonNull<u8>> {
-    let granules = u32::try_from(size.div_ceil(GRANULE)).ok()?;
+pub fn alloc_growing_run(
+    granules: usize,
+    node: usize,
+    entry: u16,
+    fresh: bool,
+) -> Option<NonNull<u8>> {
+    let granules = u32::try_from(granules).ok()?;
     if granules > MAX_RUN {
         return None;
     }
@@ -156,7 +165,7 @@ pub fn alloc_growing_run(size: usize, node: usize, fresh: bool) -> Option<NonNul
     let (head, clean) = if let Some(head) = dirty {
         arena.free.take_front(head, granules);
         (head, 0)
-    } else if budget::near(held() as usize, size) {
+    } else if budget::near(held() as usize, granules as usize * GRANULE) {
         return None;
     } else if let Some(mixed) = arena.take_mixed(node, granules) {
         mixed
@@ -170,7 +179,7 @@ pub fn alloc_growing_run(size: usize, node: usize, fresh: bool) -> Option<NonNul
     (run.head, run.granules) = (head, granules as u16);
     arena.hand_out(node, granules, clean);
     drop(arena);
-    set_entry(head, LARGE);
+    set_entry(head, entry);
     kept::large_more(granules as usize);
     NonNull::new(address_of(head))
 }

@@ -24,8 +24,8 @@ use super::numa::{self, NodeRequest};
 use super::purge::{purge_aged, purge_all, relieve};
 use super::window;
 use super::{
-    GRANULE, LARGE, MAX_NODES, MAX_RUN, REGION_FIRST, REGION_GRANULES, State, address_of, budget,
-    frame, held, huge_pages, index_of, index_of_run, init, kept, set_entry, took,
+    COLOURED, GRANULE, LARGE, MAX_NODES, MAX_RUN, REGION_FIRST, REGION_GRANULES, State, address_of,
+    budget, frame, held, huge_pages, index_of, index_of_run, init, kept, set_entry, took,
 };
 use crate::lock::{Llist, Lock, Rank, Word, chain};
 use crate::sanitizer;
@@ -158,7 +158,7 @@ fn alloc_marked(
         unsafe { (*frame(index)).head = head };
         set_entry(index, entry);
     }
-    if entry == LARGE {
+    if matches!(entry, LARGE | COLOURED) {
         kept::large_more(granules as usize);
     }
     numa::count(request, granules as usize);
@@ -224,7 +224,8 @@ pub unsafe fn free_run(start: NonNull<u8>) {
     let head = index_of_run(start);
     // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
     let granules = u32::from(unsafe { (*frame(head)).granules });
-    let marked = if super::entry(start.as_ptr() as usize) == LARGE {
+    let entry = super::entry(start.as_ptr() as usize);
+    let marked = if matches!(entry, LARGE | COLOURED) {
         kept::large_less(granules as usize);
         1
     } else {

@@ -1,9 +1,8 @@
 //! What is known of a block: its size, and whether it is in use.
 
-use crate::arena::{self, GRANULE, LARGE};
+use crate::arena::{self, COLOURED, LARGE};
 use crate::guarded;
 use crate::slab::kmalloc;
-use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU8};
 use pinfold_rseq::env;
@@ -46,9 +45,9 @@ pub fn parse_sized_free(value: &[u8]) -> Option<bool> {
 ///
 /// `block` is null, or came from this module and was not freed.
 pub unsafe fn usable_size(block: *mut u8) -> usize {
-    let Some(start) = NonNull::new(block) else {
+    if block.is_null() {
         return 0;
-    };
+    }
     let entry = arena::entry(block as usize);
     if let Some(class) = kmalloc::class_of_any(entry) {
         // In a debugged block the red zone follows the bytes that the program asked for, so the
@@ -57,10 +56,9 @@ pub unsafe fn usable_size(block: *mut u8) -> usize {
         return unsafe { kmalloc::requested(block, class) }
             .unwrap_or(kmalloc::size_of_class(class));
     }
-    if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
-        // SAFETY: only the first granule of a run that is one block has the entry `LARGE`, so a run
-        // begins at the block.
-        return unsafe { arena::run_size(start) };
+    if let Some(run) = arena::run_at(block) {
+        // SAFETY: the caller owns the block, which is this run.
+        return unsafe { arena::size_in_run(block, run) };
     }
     if let Some(size) = guarded::requested(block) {
         return size;
@@ -129,11 +127,9 @@ fn fits_checked(block: *mut u8, size: usize, align: usize) -> bool {
         };
         return kmalloc::fits(block, class, size, align.max(ALIGN));
     }
-    let is_run = entry == LARGE && (block as usize).is_multiple_of(GRANULE);
-    let room = match NonNull::new(block).filter(|_| is_run) {
-        // SAFETY: only the first granule of a run that is one block has the entry `LARGE`, so a run
-        // begins at the block.
-        Some(start) => Some(unsafe { arena::run_size(start) }),
+    let room = match arena::run_at(block) {
+        // SAFETY: the page map says that the run is in use as this block.
+        Some(run) => Some(unsafe { arena::size_in_run(block, run) }),
         None => arena::huge_size(block),
     };
     if room.is_some_and(|room| size > room) {
@@ -150,7 +146,7 @@ fn fits_checked(block: *mut u8, size: usize, align: usize) -> bool {
 pub(super) fn not_ours(what: &str, block: *mut u8) -> ! {
     let entry = arena::entry(block as usize);
     match kmalloc::name_of_entry(entry) {
-        _ if entry == LARGE => crate::abort_with_callers(format_args!(
+        _ if matches!(entry, LARGE | COLOURED) => crate::abort_with_callers(format_args!(
             "{what} {block:p}: the address lies inside a block"
         )),
         Some(name) => crate::abort_with_callers(format_args!(

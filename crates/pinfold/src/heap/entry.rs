@@ -4,10 +4,9 @@ use super::blocks::ALIGN;
 use super::gate::{self, alloc_fast, entry_fast};
 use super::plain::{self, Ask, alloc_missed};
 use super::{blocks, counted, mode, sampled, start};
-use crate::arena::{self, GRANULE, LARGE};
+use crate::arena;
 use crate::slab::kmalloc;
 use crate::{guarded, profile};
-use core::ptr::NonNull;
 
 /// Allocates a block of `size` bytes. Returns null with errno ENOMEM if there is no memory.
 #[inline(always)]
@@ -158,22 +157,21 @@ pub unsafe fn free(block: *mut u8) {
 #[cold]
 #[inline(never)]
 unsafe extern "C" fn free_slow(block: *mut u8) {
-    let Some(start) = NonNull::new(block) else {
+    if block.is_null() {
         return;
-    };
+    }
     let (entry, from) = (arena::entry(block as usize), profile::here());
     if let Some(class) = kmalloc::class_of_any(entry) {
         counted::freed_class(block, class, from);
         // SAFETY: the page map says that the block is of this class, and the caller passes
         // ownership of the block.
         unsafe { kmalloc::free_class(block, class) };
-    } else if entry == LARGE && (block as usize).is_multiple_of(GRANULE) {
-        // SAFETY: only the first granule of a run that is one block has the entry `LARGE`, so a run
-        // begins at the block.
-        let size = unsafe { arena::run_size(start) };
+    } else if let Some(run) = arena::run_at(block) {
+        // SAFETY: the caller owns the block, which is this run.
+        let size = unsafe { arena::size_in_run(block, run) };
         counted::freed_large(block, size, from);
         // SAFETY: the run is one block, and the caller passes ownership of it.
-        unsafe { arena::free_run(start) };
+        unsafe { arena::free_run(run) };
     } else {
         let class = |size| kmalloc::sampled(kmalloc::class_of(size));
         let freed = |size| counted::freed_class(block, class(size), from);

@@ -2,7 +2,7 @@
 
 use super::blocks::ALIGN;
 use super::{counted, gate};
-use crate::arena::{self, GRANULE, HUGE, LARGE};
+use crate::arena::{self, COLOURED, COLOURED_ALIGN, GRANULE, HUGE, LARGE};
 use crate::slab;
 use crate::slab::kmalloc::{self, MAX_CLASS_SIZE, MAX_SMALL_SIZE};
 use crate::sys::set_errno;
@@ -73,7 +73,7 @@ fn alloc_any(ask: Ask) -> *mut u8 {
         if let Some(run) = arena::alloc_aligned_run(size, align, arena::node_here()) {
             return run_of(run, size, ask.zeroed);
         }
-    } else if let Some(block) = alloc_run(size, ask.zeroed) {
+    } else if let Some(block) = alloc_run(ask) {
         return block;
     }
     // Also reached for small sizes in a signal handler that interrupted the allocator: a mapping of
@@ -81,26 +81,32 @@ fn alloc_any(ask: Ask) -> *mut u8 {
     alloc_huge(size, align.max(ALIGN))
 }
 
-/// Allocates a run for `size` bytes. Returns `None` if `size` is [`HUGE`] or more, or if there is
+/// Allocates a block that is a run. Returns `None` if it has [`HUGE`] bytes or more, or if there is
 /// no memory.
-fn alloc_run(size: usize, zeroed: bool) -> Option<*mut u8> {
-    if size >= HUGE {
+fn alloc_run(ask: Ask) -> Option<*mut u8> {
+    if ask.size >= HUGE {
         return None;
     }
-    let granules = size.div_ceil(GRANULE).max(1);
+    let entry = match ask.align <= COLOURED_ALIGN {
+        true => COLOURED,
+        false => LARGE,
+    };
+    let granules = arena::granules_for(ask.size, entry);
     let node = arena::node_here();
-    let run = slab::or_reclaim(|| arena::alloc_run(granules, node, LARGE, false))?;
-    Some(run_of(run, size, zeroed))
+    let run = slab::or_reclaim(|| arena::alloc_run(granules, node, entry, false))?;
+    Some(run_of(run, ask.size, ask.zeroed))
 }
 
 /// Makes a block of `size` bytes from a new run. Zeroes the block if `zeroed` is true.
 fn run_of(run: arena::Run, size: usize, zeroed: bool) -> *mut u8 {
-    let block = run.start.as_ptr();
+    // SAFETY: the run is new and in use.
+    let block = unsafe { arena::block_of_run(run.start) }.as_ptr();
     if zeroed && !run.zeroed {
-        // SAFETY: the run is new, so this thread owns it, and it has at least `size` bytes.
-        unsafe { arena::zero_run(run.start, size) };
+        // SAFETY: the run is new, so this thread owns it. It has `size` bytes from the block on.
+        unsafe { arena::zero_run(run.start, arena::offset_in_run(block) + size) };
     }
-    counted::allocated_large(size.div_ceil(GRANULE).max(1) * GRANULE);
+    // SAFETY: the run is new and in use.
+    counted::allocated_large(unsafe { arena::size_in_run(block, run.start) });
     block
 }
 
@@ -131,7 +137,7 @@ fn alloc_run_for_huge(size: usize, align: usize) -> Option<*mut u8> {
     if align > GRANULE || size > isize::MAX as usize {
         return None;
     }
-    let granules = size.div_ceil(GRANULE).max(1);
+    let granules = arena::granules_for(size, LARGE);
     let run = arena::alloc_run(granules, arena::node_here(), LARGE, false)?;
     // A new mapping reads as zeroes, and callers rely on zeroes. So the run is zeroed too.
     Some(run_of(run, size, true))

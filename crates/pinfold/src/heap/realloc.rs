@@ -2,7 +2,7 @@
 
 use super::blocks::{ALIGN, is_in_use, note_larger, usable_size};
 use super::{alloc_aligned, counted, free, mode, sampled};
-use crate::arena::{self, GRANULE, HUGE, LARGE};
+use crate::arena::{self, COLOURED, GRANULE, HUGE};
 use crate::slab;
 use crate::slab::kmalloc::{self, CLASSES, MAX_CLASS_SIZE};
 use crate::sys::{errno, set_errno};
@@ -97,27 +97,25 @@ unsafe fn realloc_to(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
 /// # Safety
 ///
 /// `block` came from this module, and was not freed.
+// Not inlined, so that its variables take no stack in `realloc_any`, which goes deep.
+#[inline(never)]
 unsafe fn resize_in_place(block: *mut u8, size: usize) -> bool {
-    let Some(start) = NonNull::new(block).filter(|_| is_run(block)) else {
+    let Some(run) = arena::run_at(block) else {
         return false;
     };
-    // SAFETY: `is_run` found that the block is a run.
-    let shrinks = size <= unsafe { arena::run_size(start) };
-    if (shrinks && size <= MAX_CLASS_SIZE) || size >= HUGE {
+    // SAFETY: `run_at` found that the block is this run, which the caller owns.
+    let before = unsafe { arena::size_in_run(block, run) };
+    if (size <= before && size <= MAX_CLASS_SIZE) || size >= HUGE {
         return false;
     }
-    let granules = size.div_ceil(GRANULE);
-    // SAFETY: `is_run` found that the block is a run, and the caller owns it.
-    let (before, resized) = unsafe { (arena::run_size(start), arena::resize_run(start, granules)) };
+    let granules = (arena::offset_in_run(block) + size).div_ceil(GRANULE);
+    // SAFETY: `run_at` found that the block is this run, which the caller owns.
+    let resized = unsafe { arena::resize_run(run, granules) };
     if resized {
-        counted::resized_large(before, granules * GRANULE);
+        // SAFETY: as above.
+        counted::resized_large(before, unsafe { arena::size_in_run(block, run) });
     }
     resized
-}
-
-/// Returns whether a block is a run.
-fn is_run(block: *mut u8) -> bool {
-    arena::entry(block as usize) == LARGE && (block as usize).is_multiple_of(GRANULE)
 }
 
 /// Returns the class of a block, or its twin. Returns `None` for a run and for a huge block.
@@ -148,10 +146,11 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
     let before = errno();
     let grows = size > room && room >= GRANULE && size < HUGE && align <= ALIGN;
     let growing = |fresh| grows.then(|| alloc_growing(size, fresh)).flatten();
-    let run = NonNull::new(block).filter(|_| grows && is_run(block));
-    // SAFETY: the caller owns `block`, which is a run of at least `room` bytes.
-    let full = run.filter(|&run| unsafe { !arena::is_sparse(run, room) });
-    let resident = full.and_then(|_| growing(false));
+    // SAFETY: the caller owns `block`, which has `room` bytes.
+    let resident = match grows && unsafe { is_full_run(block, room) } {
+        true => growing(false),
+        false => None,
+    };
     // The kernel may move the pages to any page address, so a block with a larger alignment is
     // copied below instead.
     let may_move = resident.is_none() && align <= ALIGN;
@@ -175,6 +174,19 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
     moved
 }
 
+/// Returns whether a block of `room` bytes is a run that is not [sparse](arena::is_sparse).
+///
+/// # Safety
+///
+/// `block` came from this module, was not freed, and has `room` bytes.
+// Not inlined, so that its variables take no stack in `resize`, which goes deep.
+#[inline(never)]
+unsafe fn is_full_run(block: *mut u8, room: usize) -> bool {
+    let offset = arena::offset_in_run(block);
+    // SAFETY: the caller owns `block`, which `run_at` found to be this run.
+    arena::run_at(block).is_some_and(|run| unsafe { !arena::is_sparse(run, offset + room) })
+}
+
 /// Allocates a run, if possible with room behind it, for a block that is likely to grow again.
 /// Unless `fresh` is true, at least half of the run is resident. Returns `None` if there is no such
 /// run, or if the class of `size` checks its blocks.
@@ -184,8 +196,12 @@ fn alloc_growing(size: usize, fresh: bool) -> Option<*mut u8> {
     if size <= MAX_CLASS_SIZE && kmalloc::checks(kmalloc::class_of(size)) {
         return None;
     }
-    let block = arena::alloc_growing_run(size, arena::node_here(), fresh)?.as_ptr();
-    counted::allocated_large(size.div_ceil(GRANULE) * GRANULE);
+    let granules = arena::granules_for(size, COLOURED);
+    let run = arena::alloc_growing_run(granules, arena::node_here(), COLOURED, fresh)?;
+    // SAFETY: the run is new and in use.
+    let block = unsafe { arena::block_of_run(run) }.as_ptr();
+    // SAFETY: the block is new, and a run.
+    counted::allocated_large(unsafe { usable_size(block) });
     counted::requested_large(size);
     sampled::made_large(block, size);
     Some(block)
@@ -200,13 +216,12 @@ fn alloc_growing(size: usize, fresh: bool) -> Option<*mut u8> {
 // Not inlined, so that its variables take no stack in `resize`, which goes deep.
 #[inline(never)]
 unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull<u8>> {
-    let start = NonNull::new(block)?;
     // SAFETY: the caller owns `block`, which came from this module.
     let before = unsafe { usable_size(block) };
-    let moved = if is_run(block) {
+    let moved = if let Some(run) = arena::run_at(block) {
         let pays = room >= MIN_MOVED && size > room;
-        // SAFETY: `is_run` found that the block is a run, and the caller owns it.
-        pays.then(|| unsafe { arena::move_run(start, size) })?
+        // SAFETY: `run_at` found that the block is this run, and the caller owns it.
+        pays.then(|| unsafe { arena::move_run(run, size) })?
     } else {
         let pays = room.min(size) >= MIN_MOVED && arena::huge_size(block).is_some();
         pays.then(|| {
@@ -217,10 +232,8 @@ unsafe fn move_pages(block: *mut u8, room: usize, size: usize) -> Option<NonNull
     }?;
     // SAFETY: `moved` is the caller's block at its new address.
     let after = unsafe { usable_size(moved.as_ptr()) };
-    if moved == start {
-        counted::resized_large(before, after);
-    } else {
-        counted::resized_large(before, after);
+    counted::resized_large(before, after);
+    if moved.as_ptr() != block {
         sampled::made_large(moved.as_ptr(), size);
     }
     Some(moved)

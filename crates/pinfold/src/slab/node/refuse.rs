@@ -1,7 +1,7 @@
 //! Ends the process because of a wrong free that a cache without checks has found.
 
 use super::slab_bits::Wrong;
-use crate::arena::{self, LARGE};
+use crate::arena::{self, COLOURED, LARGE};
 use crate::cache_units::STOPPING;
 use crate::last_words;
 use crate::lock::{Rank, count_held};
@@ -40,7 +40,7 @@ impl Descriptor {
         };
         match arena::entry(object as usize) {
             0 => write(format_args!("{}", arena::describe_unused(object as usize))),
-            LARGE => write(format_args!("it is a large block of malloc's")),
+            LARGE | COLOURED => write(format_args!("it is a large block of malloc's")),
             entry => {
                 let other = pin_by_entry(entry);
                 let other = other.as_ref().map_or("(destroyed)", |other| other.name());

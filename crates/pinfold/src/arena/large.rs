@@ -1,0 +1,105 @@
+//! Where a block that is a run begins in the run.
+//!
+//! If all large blocks began at multiples of a granule, arrays that a program walks side by side
+//! would compete for the same few sets of each CPU's caches. So most such blocks begin at one of
+//! [`LINES`] cache lines, their *colour*. The colour follows from the run's address. So nothing
+//! stores it, and an address at which no block begins is found out.
+//!
+//! | the page map's entry | the block begins |
+//! |---|---|
+//! | [`LARGE`] | with the run |
+//! | [`COLOURED`] | at the colour of the run |
+
+use super::{GRANULE, GRANULE_SHIFT, LARGE, address_of, entry, index_of, run_size};
+use core::ptr::NonNull;
+
+/// The page map's entry for a run that is one block, which begins at the run's colour.
+pub const COLOURED: u16 = LARGE - 1;
+/// The largest alignment of a block that begins at a colour: a cache line.
+pub const COLOURED_ALIGN: usize = 64;
+
+/// The number of colours: cache lines in the smallest page.
+const LINES: usize = 1 << LINES_SHIFT;
+const LINES_SHIFT: u32 = 6;
+/// The largest offset of a block in its run.
+const MOST: usize = (LINES - 1) * COLOURED_ALIGN;
+
+const _: () = assert!(MOST < 4096 && LINES * COLOURED_ALIGN == 4096);
+
+/// Returns where in its run a block begins. `head` is the run's first granule.
+fn colour(head: u32) -> usize {
+    // Two rounds of multiplying, so that no length of runs that follow each other gives them few
+    // colours. The numbers are those of MurmurHash3's last step.
+    let mut mixed = head.wrapping_mul(0x85eb_ca6b);
+    mixed ^= mixed >> 13;
+    mixed = mixed.wrapping_mul(0xc2b2_ae35);
+    (mixed >> (u32::BITS - LINES_SHIFT)) as usize * COLOURED_ALIGN
+}
+
+/// Returns how many granules a new run needs for a block of `size` bytes, which is below
+/// [`HUGE`](super::HUGE). `entry` is [`LARGE`] or [`COLOURED`].
+pub fn granules_for(size: usize, entry: u16) -> usize {
+    let most = if entry == COLOURED { MOST } else { 0 };
+    (size + most).div_ceil(GRANULE).max(1)
+}
+
+/// Returns where the block begins that is the run at `start`. Costs a few instructions and a load.
+///
+/// # Safety
+///
+/// A run in use begins at `start`.
+pub unsafe fn block_of_run(start: NonNull<u8>) -> NonNull<u8> {
+    let address = start.as_ptr() as usize;
+    match entry(address) {
+        // SAFETY: the caller promises that a run begins at `start`. A run has at least one granule,
+        // and a colour is less.
+        COLOURED => unsafe { start.add(colour(index_of(address))) },
+        _ => start,
+    }
+}
+
+/// Returns the run that is the block at `block`, or `None` if no such block begins there. Takes no
+/// lock. Costs a few instructions and four loads. `block` may be any address.
+pub fn run_at(block: *mut u8) -> Option<NonNull<u8>> {
+    let address = block as usize;
+    let offset = address & (GRANULE - 1);
+    match entry(address) {
+        LARGE if offset == 0 => NonNull::new(block),
+        COLOURED if offset == colour(index_of(address)) => {
+            NonNull::new(address_of(index_of(address)))
+        }
+        _ => None,
+    }
+}
+
+/// Returns how many bytes the block at `block` has, which is the run at `run` ([`run_at`]). Costs
+/// two loads.
+///
+/// # Safety
+///
+/// The run is in use.
+pub unsafe fn size_in_run(block: *mut u8, run: NonNull<u8>) -> usize {
+    // SAFETY: the caller promises that the run is in use.
+    unsafe { run_size(run) - offset_in_run(block) }
+}
+
+/// Returns how many bytes lie before a block in its run.
+pub fn offset_in_run(block: *mut u8) -> usize {
+    block as usize & ((1 << GRANULE_SHIFT) - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::MAX_RUN;
+
+    #[test]
+    fn runs_of_any_length_that_follow_each_other_begin_at_many_lines() {
+        for granules in 1..=MAX_RUN {
+            let mut taken = [0; LINES];
+            (0..16).for_each(|nth| taken[colour(11 + nth * granules) / COLOURED_ALIGN] += 1);
+            // Processors of today have 8 ways or more in each set of the first cache.
+            assert!(taken.iter().all(|&blocks| blocks <= 6), "{granules}");
+        }
+    }
+}
