@@ -248,7 +248,8 @@ fn note_size(address: *mut u8, size: usize) {
 }
 
 /// Moves pages of a mapping to a huge block of at least `size` bytes elsewhere, which begins
-/// `offset` bytes behind its mapping. Returns `None`, and changes nothing, if that cannot be done. After success, nothing is mapped where the pages were.
+/// `offset` bytes behind its mapping. Returns `None`, and changes nothing, if that cannot be done.
+/// After success, nothing is mapped where the pages were.
 ///
 /// # Safety
 ///
@@ -260,7 +261,9 @@ pub(super) unsafe fn adopt(
     size: usize,
     offset: usize,
 ) -> Option<NonNull<u8>> {
-    let size = (size.checked_add(offset)?).checked_next_multiple_of(sys::page_size())?;
+    let size = size
+        .checked_add(offset)?
+        .checked_next_multiple_of(sys::page_size())?;
     if !may_move() || BLOCKS.load(Relaxed) >= MOST.load(Relaxed) {
         return None;
     }
@@ -303,7 +306,8 @@ fn no_room(block: *mut u8, size: usize) -> ! {
 /// `address` is a huge block that only the caller uses.
 pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
     let (mapping, offset) = (mapping_of(address), offset_of(address));
-    let size = (size.max(1).checked_add(offset)?).checked_next_multiple_of(sys::page_size())?;
+    let size = size.max(1).checked_add(offset)?;
+    let size = size.checked_next_multiple_of(sys::page_size())?;
     let old = self::size(address)? + offset;
     if size <= old {
         // SAFETY: the table says that the mapping has `old` bytes, and only the caller uses it. The
