@@ -29,7 +29,8 @@
 //! | a shepherd takes idle objects | leaves out the CPU; with concurrency ids, all CPUs | |
 //! | fences of grace periods | interrupt no CPU; some, if one began before `enter` | `fences` |
 //! | free memory goes back after some time, or beyond the kept share | waits for `leave` | |
-//! | free memory goes back: on request (`trim`), near a limit, beyond `dirty-limit`, under memory pressure, and for a block with a mapping of its own | is done | `given_back` |
+//! | a block with a mapping of its own is freed | waits for `leave`; at most 64 blocks and 1 GiB | `given_back` beyond that |
+//! | free memory goes back: on request (`trim`), near a limit, beyond `dirty-limit`, under memory pressure; such a block grows or shrinks | is done | `given_back` |
 //! | an exact sum that adders keep outrunning, a smaller batch, a collected list | is done | `fences` |
 //! | the program folds a counter itself | is done | `folds` |
 //! | a cache is shrunk or destroyed | is done | `drains`, `fences` |
@@ -62,7 +63,7 @@
 
 use crate::spared::{self, KINDS, Kind, Refused};
 use crate::topology::affinity;
-use crate::{counter, segment, shepherd, slab, sys};
+use crate::{arena, counter, segment, shepherd, slab, sys};
 use core::ffi::CStr;
 use core::fmt;
 use core::marker::PhantomData;
@@ -245,7 +246,8 @@ impl Isolation {
     }
 
     /// Ends the isolation. Returns what disturbed the CPU. Costs what [`report`](Self::report)
-    /// costs, and wakes the shepherds, which may give memory back that waited.
+    /// costs. Wakes the shepherds, which may give memory back that waited, and unmaps the large blocks
+    /// that waited, if this was the last isolated CPU.
     pub fn leave(self) -> Report {
         self.report()
     }
@@ -255,6 +257,9 @@ impl Drop for Isolation {
     fn drop(&mut self) {
         if kernel::process() == self.process {
             spared::release(self.place);
+            if !spared::any() {
+                arena::unmap_waiting();
+            }
             segment::show_isolated();
             shepherd::wake();
         }

@@ -5,6 +5,7 @@ mod common;
 use common::in_child;
 use common::machine::wait_until;
 use pinfold::counter::PerCpuCounter;
+use pinfold::internal::arena::{self, HUGE};
 use pinfold::isolate::{self, IsolateError, Isolation, Report};
 use pinfold::shepherd::{self, Shepherd};
 use pinfold::slab::{KmemCache, grace};
@@ -219,6 +220,42 @@ fn free_memory_waits_until_the_isolation_ends() {
         memory::returned() > before
     });
     memory::set_dirty_time(time);
+    worker.end();
+}
+
+/// Freed blocks with mappings of their own wait too, up to a bound.
+#[test]
+fn freed_mappings_wait_until_the_isolation_ends() {
+    let _alone = alone();
+    let Some(worker) = Worker::start() else {
+        return;
+    };
+    let take = || arena::alloc_huge(HUGE, 4096).unwrap().as_ptr();
+    // SAFETY: the test owns the block, and does not use it any more.
+    let give = |block| assert!(unsafe { arena::free_huge(block) });
+    let blocks: Vec<_> = (0..3).map(|_| take()).collect();
+    worker.enter();
+    let (held, huge) = (memory::held(), memory::huge_total());
+    blocks.into_iter().for_each(give);
+    assert_eq!((memory::held(), memory::huge_total()), (held, huge));
+    assert_eq!(worker.report().given_back, 0);
+    memory::trim();
+    assert_eq!(memory::huge_total(), huge - 3 * HUGE);
+    let trimmed = worker.report().given_back;
+    assert!(trimmed >= 3);
+    // As many as fit into 1 GiB wait. The others go back at once.
+    let fit = (1 << 30) / HUGE;
+    let blocks: Vec<_> = (0..fit + 2).map(|_| take()).collect();
+    let before = memory::huge_total();
+    blocks.into_iter().for_each(give);
+    assert_eq!(memory::huge_total(), before - 2 * HUGE);
+    assert_eq!(worker.report().given_back, trimmed + 2);
+    // No shepherd need tick.
+    worker.leave();
+    assert_eq!(memory::huge_total(), before - (fit + 2) * HUGE);
+    let block = take();
+    give(block);
+    assert_eq!(memory::huge_total(), before - (fit + 2) * HUGE);
     worker.end();
 }
 

@@ -20,7 +20,7 @@ mod counter;
 #[allow(dead_code, reason = "the model does not use all of the machine")]
 mod counter_units;
 
-/// Stands for `spared.rs`: no CPU is isolated.
+/// Stands for `spared/`: no CPU is isolated.
 mod spared {
     pub enum Kind {
         Fold,

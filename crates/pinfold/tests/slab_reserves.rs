@@ -143,6 +143,42 @@ fn a_pool_serves_from_its_reserve_when_memory_is_out() {
     cache.destroy().unwrap();
 }
 
+/// Blocks of pages of every order, each at a multiple of its size, also when memory is out.
+#[test]
+fn a_pool_of_pages_outlasts_the_memory() {
+    stay_on_one_cpu();
+    for order in 0..=4 {
+        let size = 4096 << order;
+        let layout = Layout::from_size_align(size, size).unwrap();
+        let builder = KmemCache::builder("pages", layout).hardened(false);
+        let cache = builder.build().unwrap();
+        let pool = MemPool::new(&cache, 8).unwrap();
+        without_memory(|| {
+            exhaust(&cache);
+            let mut taken = Vec::with_capacity(8);
+            while let Some(pages) = pool.alloc() {
+                // SAFETY: this thread owns the block, which has `size` bytes.
+                unsafe { pages.write_bytes(taken.len() as u8, size) };
+                taken.push(pages);
+            }
+            let mut fine = taken.len() == 8;
+            for (nth, &pages) in taken.iter().enumerate() {
+                // SAFETY: this thread owns the block, and has written all of it.
+                let bytes = unsafe { std::slice::from_raw_parts(pages.as_ptr(), size) };
+                fine &= pages.addr().get().is_multiple_of(size);
+                fine &= bytes.iter().all(|&byte| usize::from(byte) == nth);
+            }
+            for pages in taken {
+                // SAFETY: the block came from this pool and is not used afterwards.
+                unsafe { pool.free(pages) };
+            }
+            fine && pool.kept() == 8
+        });
+        drop(pool);
+        cache.destroy().unwrap();
+    }
+}
+
 #[test]
 fn a_pool_is_resized() {
     let cache = cache("resized", 128);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,6 +194,30 @@ static void pools(void)
 	CHECK(pinfold_cache_destroy(cache) == 0);
 }
 
+/* A pool of a cache of pages is the kernel's page pool. */
+static void page_pools(void)
+{
+	for (size_t size = 4096; size <= 65536; size *= 2) {
+		struct pinfold_cache *cache = pinfold_cache_create("pages", size, size, 0, NULL);
+		struct pinfold_mempool *pool;
+		void *blocks[8];
+
+		CHECK(cache && (pool = pinfold_mempool_create(cache, 8)));
+		for (int n = 0; n < 8; n++) {
+			CHECK((blocks[n] = pinfold_mempool_alloc_preallocated(pool)));
+			CHECK((uintptr_t)blocks[n] % size == 0);
+			memset(blocks[n], n, size);
+		}
+		CHECK(pinfold_mempool_available(pool) == 0);
+		for (int n = 0; n < 8; n++)
+			CHECK(((unsigned char *)blocks[n])[size - 1] == n);
+		pinfold_mempool_free_bulk(pool, 8, blocks);
+		CHECK(pinfold_mempool_available(pool) == 8);
+		pinfold_mempool_destroy(pool);
+		CHECK(pinfold_cache_destroy(cache) == 0);
+	}
+}
+
 /* The object of the readers. A freed or reused object has another canary. */
 struct route {
 	_Atomic uint64_t canary, inverse;
@@ -366,6 +391,7 @@ int main(void)
 {
 	sheaves();
 	pools();
+	page_pools();
 	waits_for_readers();
 	readers(0);
 	readers(PINFOLD_SLAB_HARDENED);

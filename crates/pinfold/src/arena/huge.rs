@@ -26,9 +26,8 @@
 //! Only the owner of a block looks the block up, resizes it or frees it. So no other thread changes
 //! a published entry.
 
-use super::huge_pages;
-use super::{ARENA_STAT, ArenaItem, gave_back, took};
-use crate::sys;
+use super::{ARENA_STAT, ArenaItem, gave_back, held, huge_pages, took, waiting};
+use crate::{spared, sys};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicUsize};
@@ -216,8 +215,8 @@ pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
     Some(block)
 }
 
-/// Unmaps the block at `address`. Returns false, and does nothing, if there is no such block. Costs
-/// a look-up and a system call.
+/// Unmaps the block at `address`, or lets it wait while a thread has isolated its CPU (`waiting`).
+/// Returns false, and does nothing, if there is no such block. Costs a look-up and a system call.
 ///
 /// # Safety
 ///
@@ -226,11 +225,24 @@ pub unsafe fn free(address: *mut u8) -> bool {
     let Some(size) = leave(address as usize) else {
         return false;
     };
+    let mapping = mapping_of(address);
+    if waiting::put(mapping, size, held()) {
+        if !spared::any() {
+            unmap_waiting();
+        }
+        return true;
+    }
     // SAFETY: the table had a mapping of this size for the address, and `leave` took it out for
     // this thread alone. The caller promises that no thread uses the block.
-    unsafe { sys::unmap(mapping_of(address), size) };
+    unsafe { sys::unmap(mapping, size) };
     mapped(0, size);
     true
+}
+
+/// Unmaps the freed blocks that waited for the end of an isolation. Costs a load if there are none,
+/// and else a system call for each.
+pub fn unmap_waiting() {
+    waiting::unmap_all(|size| mapped(0, size));
 }
 
 /// Returns how many bytes the block at `address` has, or `None` if there is no such block. Costs a

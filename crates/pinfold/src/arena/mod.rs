@@ -42,7 +42,8 @@
 //!    dirty for about half a second (`purge`).
 //! 3. `trim` purges all dirty runs. `unmap_free`, called when the system refuses memory, also
 //!    unmaps clean runs of 1 MiB or more.
-//! 4. Huge blocks are unmapped when they are freed.
+//! 4. Huge blocks are unmapped when they are freed, or when no thread isolates its CPU any more
+//!    (`waiting`).
 //!
 //! # Who may write what
 //!
@@ -66,13 +67,16 @@ mod purge;
 mod resize;
 mod runs;
 mod stat;
+mod waiting;
 mod window;
 
 pub use budget::{
     Limit, LimitError, VARIABLE as LIMIT_VARIABLE, dirty_limit, hard_limit, limit, memory_limit,
     set_dirty_limit, set_limit, set_memory_limit,
 };
-pub use huge::{alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size};
+pub use huge::{
+    alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size, unmap_waiting,
+};
 pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, HugePagesError, huge_pages, set_huge_pages};
 pub use kept::large_in_use;
 pub use large::{

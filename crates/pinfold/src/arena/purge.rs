@@ -3,7 +3,7 @@
 
 use super::free_runs::FreeRuns;
 use super::runs::{Arena, MAX_STEP, arena_of, set_aside};
-use super::{GRANULE, MAX_RUN, State, address_of, budget, gave_back, kept, numa, returned};
+use super::{GRANULE, MAX_RUN, State, address_of, budget, gave_back, huge, kept, numa, returned};
 use crate::lock::Guard;
 use crate::{nodes, spared, sys};
 use core::ptr::NonNull;
@@ -139,6 +139,9 @@ pub(super) fn purge_aged(node: usize, now: u32) {
 
 /// Purges the runs of all nodes that have been dirty for [`dirty_time`]. For the shepherd.
 pub(crate) fn purge_all_aged() {
+    if !spared::any() {
+        huge::unmap_waiting();
+    }
     let now = sys::coarse_milliseconds() as u32;
     kept::begin_period(now);
     (0..nodes::count()).for_each(|node| purge_aged(node, now));
@@ -212,12 +215,14 @@ pub fn dirty_time() -> Duration {
     Duration::from_millis(u64::from(DIRTY_FOR.load(Relaxed)))
 }
 
-/// Gives all free memory of every arena back to the system. Leaves out an arena whose lock it
+/// Gives all free memory of every arena back to the system, and the freed huge blocks that wait.
+/// Leaves out an arena whose lock it
 /// cannot take, because another thread forks. Returns how many bytes went back.
 ///
 /// Costs a system call for each dirty run.
 pub fn trim() -> usize {
     let before = returned();
+    huge::unmap_waiting();
     for node in 0..nodes::count() {
         if let Some(mut arena) = arena_of(node).lock_or_divert() {
             arena.take_back(node);

@@ -56,6 +56,27 @@ const NAP: Duration = Duration::from_millis(100);
 /// assert_eq!(pool.kept(), 4);
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
+///
+/// # Reserves of pages
+///
+/// The kernel has pools of pages beside those of objects. Here, a pool of a cache whose objects are
+/// pages is one. A block may have up to [`MAX_OBJECT_SIZE`](crate::slab::MAX_OBJECT_SIZE) bytes,
+/// 16 pages of 4 KiB, and begins at a multiple of its size:
+///
+/// ```
+/// use pinfold::slab::{KmemCache, MemPool};
+/// use std::alloc::Layout;
+///
+/// let (page, order) = (4096, 2);
+/// let cache = KmemCache::new("pages", Layout::from_size_align(page << order, page << order)?)?;
+/// let pool = MemPool::new(&cache, 8).expect("memory");
+/// let pages = pool.alloc().expect("memory, or one of the eight");
+/// assert!(pages.as_ptr().addr().is_multiple_of(4 * page));
+/// // SAFETY: they came from this pool and are not used afterwards.
+/// unsafe { pool.free(pages) };
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(alias = "mempool_create_page_pool")]
 pub struct MemPool<'c> {
     cache: &'c KmemCache,
     /// How many objects the reserve lacks.
