@@ -567,9 +567,9 @@ int pinfold_prefilled_refill(struct pinfold_prefilled *prefilled, size_t n);
 void pinfold_prefilled_destroy(struct pinfold_prefilled *prefilled);
 
 /*
- * A reserve of objects of a cache, like the kernel's mempool_t. For a reserve of pages, make a cache
- * whose objects are pages: pinfold_cache_create(name, size, size, 0, NULL), where `size` is a power
- * of two from the page size to 64 KiB.
+ * A reserve of objects of a cache, like the kernel's mempool_t. For a reserve of pages, make a
+ * cache whose objects are pages: pinfold_cache_create(name, size, size, 0, NULL), where `size` is a
+ * power of two from the page size to 64 KiB.
  */
 struct pinfold_mempool;
 

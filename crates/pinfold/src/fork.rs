@@ -63,7 +63,7 @@ pub use crate::lock::{Hooks, Rank};
 use crate::lock::{Lock, Patience, Word, enter, is_any_held, me, modules};
 use crate::sys;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
+use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, fence};
 use core::time::Duration;
 
 static STAGE: AtomicU8 = AtomicU8::new(NOT_YET);
@@ -76,6 +76,10 @@ const HANDLED: u8 = 3;
 
 /// Allows one fork at a time. Held from `prepare` until `parent` or `child`.
 static ONE: Lock<()> = Lock::new(Rank::Fork, ());
+/// Whether [`before`] took the locks for the fork under way. An allocator may begin to handle forks
+/// on another thread before that fork ends. The end of the fork must give the locks back
+/// nevertheless. Accessed by the holder of [`ONE`].
+static IS_OURS: AtomicBool = AtomicBool::new(false);
 /// The number of forks by signal handlers that interrupted the fork under way, in its own thread.
 static NESTED: AtomicU32 = AtomicU32::new(0);
 /// Changes when a fork takes or marks locks, and when it gives them back. Odd while a fork is under
@@ -136,28 +140,37 @@ fn listen() -> bool {
 
 /// Tells this module that the caller will call [`prepare`], [`parent`] and [`child`] itself.
 ///
-/// For an allocator under which `pthread_atfork` could allocate.
+/// For an allocator under which `pthread_atfork` could allocate. A fork that is under way on
+/// another thread ends as it began.
 #[doc(hidden)]
 pub fn handle() {
     STAGE.store(HANDLED, Release);
 }
 
-extern "C" fn before() {
-    if STAGE.load(Acquire) == REGISTERED {
+pub(crate) extern "C" fn before() {
+    if is_ours() {
         prepare();
+        if ONE.is_held() {
+            IS_OURS.store(true, Relaxed);
+        }
     }
 }
 
-extern "C" fn in_parent() {
-    if STAGE.load(Acquire) == REGISTERED {
+pub(crate) extern "C" fn in_parent() {
+    if is_ours() {
         parent();
     }
 }
 
 extern "C" fn in_child() {
-    if STAGE.load(Acquire) == REGISTERED {
+    if is_ours() {
         child();
     }
+}
+
+/// Returns whether the three functions above serve the fork under way, and not the allocator.
+fn is_ours() -> bool {
+    STAGE.load(Acquire) == REGISTERED || ONE.is_held() && IS_OURS.load(Relaxed)
 }
 
 /// Takes all locks, if that is possible. Call it in the parent before the fork.
@@ -267,6 +280,7 @@ fn give_back() {
     // In one step: a handler's child may make the number even between two.
     let _ = TURNS.fetch_update(Release, Relaxed, |turns| Some(turns + turns % 2));
     sys::wake(&TURNS);
+    IS_OURS.store(false, Relaxed);
     // SAFETY: this thread holds the lock, or this is a child in which no other thread exists.
     unsafe { ONE.unlock() };
 }

@@ -157,4 +157,39 @@ mod tests {
             });
         });
     }
+
+    /// The allocator begins to handle forks while another thread forks. That fork gives its locks
+    /// back, in a nested fork of a handler too.
+    #[test]
+    fn a_fork_ends_as_it_began() {
+        alone("a_fork_ends_as_it_began", || {
+            let cache = KmemCache::new("forked", Layout::new::<u64>()).unwrap();
+            fork::before();
+            std::thread::scope(|scope| drop(scope.spawn(fork::handle)));
+            fork::before();
+            fork::in_parent();
+            let is_refused = |within| cannot_shrink(&cache, within);
+            assert!(is_refused(Duration::from_millis(50)));
+            fork::in_parent();
+            assert!(!is_refused(Duration::from_secs(20)));
+            // From now on the allocator handles forks.
+            fork::before();
+            assert!(!is_refused(Duration::from_secs(20)));
+            core::mem::forget(cache);
+        });
+    }
+
+    /// Returns whether another thread cannot shrink the cache `within` a time.
+    fn cannot_shrink(cache: &KmemCache, within: Duration) -> bool {
+        let cache = core::ptr::from_ref(cache) as usize;
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            // SAFETY: the test keeps the cache until the process ends.
+            let cache = unsafe { &*(cache as *const KmemCache) };
+            let _ = cache.shrink();
+            // The receiver may have given up.
+            let _ = done.send(());
+        });
+        is_done.recv_timeout(within).is_err()
+    }
 }
