@@ -70,7 +70,8 @@ pub struct Setup {
     pub threads: Option<u32>,
 }
 
-/// Draws the single-threaded figures of a file that `slab --save` wrote, as SVG.
+/// Draws a file that `--save` or `--json` of `slab` or `whole` wrote, as SVG: the single-threaded
+/// figures of `slab`, or time against memory.
 #[derive(Debug, ClapArgs)]
 pub struct PlotArgs {
     /// The saved file.

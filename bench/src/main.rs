@@ -18,14 +18,16 @@ mod subjects;
 mod summary;
 mod whole;
 
-use args::{Args, Command};
+use anyhow::{Context, Result, bail};
+use args::{Args, Command, PlotArgs};
 use clap::Parser;
+use serde::Deserialize;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Slab(args) => slab::run(&args).map(done),
-        Command::Plot(args) => slab::plot_saved(&args).map(done),
+        Command::Plot(args) => plot(&args).map(done),
         Command::Memory(args) => memory::run(&args).map(done),
         Command::Counter(args) => counter::run(&args).map(done),
         Command::Percpu(args) => percpu::run(&args).map(done),
@@ -43,4 +45,23 @@ fn main() -> ExitCode {
 /// Returns the exit status of a command that can only succeed or return an error.
 fn done((): ()) -> ExitCode {
     ExitCode::SUCCESS
+}
+
+/// Draws a saved file.
+fn plot(args: &PlotArgs) -> Result<()> {
+    #[derive(Deserialize)]
+    struct Kind {
+        bench: String,
+    }
+    let run = args.run.display();
+    let text = std::fs::read_to_string(&args.run).with_context(|| format!("reading {run}"))?;
+    let kind: Kind = serde_json::from_str(&text)
+        .with_context(|| format!("{run} is no file that --save or --json wrote"))?;
+    let drawn = match kind.bench.as_str() {
+        "slab" => slab::plot_saved(&text),
+        "whole" => whole::plot_saved(&text),
+        other => bail!("{run} has figures of {other}; give one of slab or whole"),
+    };
+    let drawn = drawn.with_context(|| format!("reading the rows of {run}"))?;
+    pinfold_lab::output::write("the plot", &args.picture, drawn.as_bytes())
 }

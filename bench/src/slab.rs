@@ -1,17 +1,16 @@
 //! The slab command: measures all cells and subjects in rounds, then delivers the results.
 
-use crate::args::{PlotArgs, SlabArgs};
+use crate::args::SlabArgs;
 use crate::child::{self, Child};
 use crate::machine::Machine;
 use crate::runner::{Cell, Local, OBJECTS, Runner};
 use crate::subjects::SubjectName;
 use crate::summary;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
+use pinfold_lab::Pool;
 use pinfold_lab::bench::slab::{self, Test, draw, side_by_side, slab_test};
 use pinfold_lab::stats::{self, turns};
-use pinfold_lab::{Pool, output};
 use serde::Deserialize;
-use std::fs;
 use std::rc::Rc;
 
 /// The results of all subjects.
@@ -71,13 +70,10 @@ struct Saved {
     rows: Rows,
 }
 
-/// Draws the figures of a saved file.
-pub fn plot_saved(args: &PlotArgs) -> Result<()> {
-    let run = &args.run;
-    let text = fs::read_to_string(run).with_context(|| format!("reading {}", run.display()))?;
-    let saved: Saved = serde_json::from_str(&text)
-        .with_context(|| format!("{} is no file that slab --save wrote", run.display()))?;
-    output::write("the plot", &args.picture, draw(&saved.rows)?.as_bytes())
+/// Draws the figures of a saved file, whose text is `run`.
+pub fn plot_saved(run: &str) -> Result<String> {
+    let saved: Saved = serde_json::from_str(run)?;
+    draw(&saved.rows)
 }
 
 /// Returns the cells in the order of measurement.

@@ -21,6 +21,7 @@ use launch::Sample;
 use pinfold_lab::stats::turns;
 use prepare::Cache;
 use programs::Program;
+use serde::Deserialize;
 use std::collections::HashMap;
 use std::process::ExitCode;
 use subjects::Subject;
@@ -76,6 +77,34 @@ pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     }
     let failed = rows.iter().any(|row| row.is_pinfold && row.error.is_some());
     Ok(ExitCode::from(u8::from(failed)))
+}
+
+/// A file that `--save` or `--json` wrote.
+#[derive(Deserialize)]
+struct Saved {
+    rows: Vec<SavedRow>,
+}
+
+#[derive(Deserialize)]
+struct SavedRow {
+    subject: String,
+    program: String,
+    seconds: Option<f64>,
+    peak_rss_bytes: Option<u64>,
+}
+
+/// Draws the figures of a saved file, whose text is `run`.
+pub fn plot_saved(run: &str) -> Result<String> {
+    let saved: Saved = serde_json::from_str(run)?;
+    let rows = saved.rows.into_iter().map(|row| rows::Row {
+        subject: row.subject,
+        // The process ends after the plot.
+        program: row.program.leak(),
+        seconds: row.seconds,
+        peak_rss_bytes: row.peak_rss_bytes,
+        ..rows::Row::default()
+    });
+    table::plot(&rows.collect::<Vec<_>>())
 }
 
 /// Runs every program under every subject, `rounds` times. Subjects take turns within a round.
