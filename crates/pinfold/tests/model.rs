@@ -24,7 +24,7 @@
 //! | `Lock::fork` | `pinfold/src/fork.rs` `prepare` | `70f3a5c6bed257db` |
 //! | `Lock::fork` | `pinfold/src/fork.rs` `take_all` | `317c579aa1108717` |
 //! | `Lock::end_fork` | `pinfold/src/fork.rs` `parent` | `1fe7bb7f07c48a36` |
-//! | `Lock::end_fork` | `pinfold/src/fork.rs` `give_back` | `bc2e72bb2dd6d227` |
+//! | `Lock::end_fork` | `pinfold/src/fork.rs` `give_back` | `403991065cacc30a` |
 //! | `Cpu::exchange` | `rseq/src/units.rs` `Units::store_if_equal` | `22c66f9592d42889` |
 //! | `Cpu::exchange` | `rseq/src/atomic.rs` `store_if_equal` | `d11d1e8305109e1d` |
 //! | `Cpu::exchange` | `rseq/src/arch/x86_64.rs` `store_if_equal` | `04d9064c4538822c` |
