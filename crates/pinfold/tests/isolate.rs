@@ -253,9 +253,27 @@ fn freed_mappings_wait_until_the_isolation_ends() {
     // No shepherd need tick.
     worker.leave();
     assert_eq!(memory::huge_total(), before - (fit + 2) * HUGE);
-    let block = take();
-    give(block);
-    assert_eq!(memory::huge_total(), before - (fit + 2) * HUGE);
+    let left = memory::huge_total();
+    give(take());
+    assert_eq!(memory::huge_total(), left);
+    // A limit on free memory holds for what waits too.
+    worker.enter();
+    let (first, second) = (take(), take());
+    give(first);
+    assert_eq!(memory::huge_total(), left + 2 * HUGE);
+    memory::set_dirty_limit(Some(1 << 30));
+    give(second);
+    assert_eq!(memory::huge_total(), left);
+    memory::set_dirty_limit(None);
+    // In a child no CPU is isolated, and a tick unmaps what waited.
+    give(take());
+    in_child(60, || {
+        Shepherd::new().tick();
+        memory::huge_total() == left
+    });
+    assert_eq!(memory::huge_total(), left + HUGE);
+    worker.leave();
+    assert_eq!(memory::huge_total(), left);
     worker.end();
 }
 

@@ -26,7 +26,9 @@
 //! Only the owner of a block looks the block up, resizes it or frees it. So no other thread changes
 //! a published entry.
 
-use super::{ARENA_STAT, ArenaItem, gave_back, held, huge_pages, took, waiting};
+use super::primitive::PLACES;
+use super::waiting::{Place, Waiting};
+use super::{ARENA_STAT, ArenaItem, budget, gave_back, held, huge_pages, took};
 use crate::{spared, sys};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -72,6 +74,17 @@ static MOST: AtomicUsize = AtomicUsize::new(0);
 pub(super) fn read() {
     MOST.store(sys::mappings_most() / SHARE_MOVED, Relaxed);
 }
+
+/// Freed blocks that wait until no CPU is isolated any more.
+static WAITING: Waiting = Waiting {
+    places: [const {
+        Place {
+            address: AtomicUsize::new(0),
+            size: AtomicUsize::new(0),
+        }
+    }; PLACES],
+    bytes: AtomicUsize::new(0),
+};
 
 static FIRST: [Bucket; FEW] = [const { Bucket::empty() }; FEW];
 /// The table: null before the first block, then [`FIRST`] or a mapping.
@@ -216,7 +229,8 @@ pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
 }
 
 /// Unmaps the block at `address`, or lets it wait while a thread has isolated its CPU (`waiting`).
-/// Returns false, and does nothing, if there is no such block. Costs a look-up and a system call.
+/// Returns false, and does nothing, if there is no such block. Costs a look-up and a system call,
+/// and one for each block that need not wait any more.
 ///
 /// # Safety
 ///
@@ -226,8 +240,10 @@ pub unsafe fn free(address: *mut u8) -> bool {
         return false;
     };
     let mapping = mapping_of(address);
-    if waiting::put(mapping, size, held()) {
-        if !spared::any() {
+    if !may_wait() {
+        unmap_waiting();
+    } else if WAITING.put(mapping as usize, size) {
+        if !may_wait() {
             unmap_waiting();
         }
         return true;
@@ -239,10 +255,20 @@ pub unsafe fn free(address: *mut u8) -> bool {
     true
 }
 
-/// Unmaps the freed blocks that waited for the end of an isolation. Costs a load if there are none,
-/// and else a system call for each.
+/// Returns whether freed blocks wait: a CPU is isolated, no limit is near, and the user has not
+/// limited how much free memory stays.
+fn may_wait() -> bool {
+    spared::any() && budget::dirty_limit().is_none() && !budget::near(held() as usize, 0)
+}
+
+/// Unmaps the freed blocks that waited for the end of an isolation. Costs a fence and a load if
+/// there are none, and else a system call for each.
 pub fn unmap_waiting() {
-    waiting::unmap_all(|size| mapped(0, size));
+    WAITING.take_all(|mapping, size| {
+        // SAFETY: `free` gave the mapping up, and only this call has taken it out.
+        unsafe { sys::unmap(mapping as *mut u8, size) };
+        mapped(0, size);
+    });
 }
 
 /// Returns how many bytes the block at `address` has, or `None` if there is no such block. Costs a

@@ -93,6 +93,14 @@ pub use runs::{Run, alloc_run, free_run};
 pub use stat::NodeStat;
 pub(crate) use window::watch_count;
 
+/// What `waiting` is made of. Its model has its own.
+mod primitive {
+    pub(super) use core::sync::atomic::{AtomicUsize, fence};
+
+    /// The most freed huge blocks that wait.
+    pub(super) const PLACES: usize = 64;
+}
+
 use crate::fork;
 use crate::lock::{Hooks, Rank};
 use crate::nodes::MAX_NODES;

@@ -216,8 +216,8 @@ pub fn dirty_time() -> Duration {
 }
 
 /// Gives all free memory of every arena back to the system, and the freed huge blocks that wait.
-/// Leaves out an arena whose lock it
-/// cannot take, because another thread forks. Returns how many bytes went back.
+/// Leaves out an arena whose lock it cannot take, because another thread forks. Returns how many
+/// bytes went back.
 ///
 /// Costs a system call for each dirty run.
 pub fn trim() -> usize {

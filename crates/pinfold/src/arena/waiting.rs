@@ -2,7 +2,7 @@
 //!
 //! To unmap a block, the kernel interrupts each CPU that runs the process. So while a CPU is
 //! isolated (`spared`), a freed huge block stays mapped, up to [`MOST`] bytes and [`PLACES`] blocks
-//! in all. When no CPU is isolated any more, [`unmap_all`] unmaps them.
+//! in all. When no CPU is isolated any more, the blocks are unmapped.
 //!
 //! # Places
 //!
@@ -12,103 +12,92 @@
 //!
 //! | from | to | by |
 //! |---|---|---|
-//! | free | claimed | a compare-exchange in [`put`] |
-//! | claimed | a mapping | [`put`], after the size is written |
-//! | a mapping | claimed | a compare-exchange in [`unmap_all`] |
-//! | claimed | free | [`unmap_all`], after the size is read |
+//! | free | claimed | a compare-exchange in [`Waiting::put`] |
+//! | claimed | a mapping | [`Waiting::put`], after the size is written |
+//! | a mapping | claimed | a compare-exchange in [`Waiting::take_all`] |
+//! | claimed | free | [`Waiting::take_all`], after the size is read |
 //!
-//! A thread that puts a mapping here and a thread that ends the last isolation write first and then
-//! look at what the other one wrote, with a fence in between. So at least one of them unmaps.
+//! A thread that puts a mapping here looks afterwards whether a CPU is still isolated. A thread
+//! that ends the last isolation looks afterwards what waits. There is a fence between the two steps
+//! of both. So at least one of them unmaps. `model_waiting.rs` explores the orders.
 //!
-//! In the child of a fork, a place that another thread had claimed stays claimed. Its mapping is
-//! lost to the child.
+//! The child of a fork has the mappings that waited, and unmaps them at its first tick or `trim`.
+//! A place that another thread had claimed stays claimed there, and its mapping is lost to the
+//! child.
 
-use super::budget;
-use crate::{spared, sys};
-use core::sync::atomic::AtomicUsize;
+use super::primitive::{AtomicUsize, PLACES, fence};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
-use core::sync::atomic::fence;
 
 /// The most bytes that wait.
-const MOST: usize = 1 << 30;
-/// The most mappings that wait.
-const PLACES: usize = 64;
+pub(super) const MOST: usize = 1 << 30;
 /// Stands for an address in a place that a thread has claimed. No mapping begins there.
 const CLAIMED: usize = 1;
 
-struct Place {
-    address: AtomicUsize,
-    size: AtomicUsize,
+pub(super) struct Place {
+    pub(super) address: AtomicUsize,
+    pub(super) size: AtomicUsize,
 }
 
-static TABLE: [Place; PLACES] = [const {
-    Place {
-        address: AtomicUsize::new(0),
-        size: AtomicUsize::new(0),
-    }
-}; PLACES];
-
-/// The bytes that wait, or for which a thread seeks a place.
-static BYTES: AtomicUsize = AtomicUsize::new(0);
-
-/// Lets a mapping wait if a CPU is isolated and there is room. Returns false, and does nothing, if
-/// the caller must unmap it now. `held` is the memory that the process holds.
-///
-/// Also returns false near a limit, and if the user has limited how much free memory stays.
-pub(super) fn put(address: *mut u8, size: usize, held: u64) -> bool {
-    if !spared::any() || budget::dirty_limit().is_some() || budget::near(held as usize, 0) {
-        return false;
-    }
-    // Relaxed: the number alone matters.
-    let more = |bytes: usize| Some(bytes + size).filter(|&bytes| bytes <= MOST);
-    if BYTES.fetch_update(Relaxed, Relaxed, more).is_err() {
-        return false;
-    }
-    // Acquire pairs with the release in `unmap_all`: the size was read before the place was free.
-    let free = TABLE.iter().find(|place| {
-        place
-            .address
-            .compare_exchange(0, CLAIMED, Acquire, Relaxed)
-            .is_ok()
-    });
-    let Some(place) = free else {
-        BYTES.fetch_sub(size, Relaxed);
-        return false;
-    };
-    place.size.store(size, Relaxed);
-    // Release pairs with the acquire in `unmap_all`, which then sees the size.
-    place.address.store(address as usize, Release);
-    // Pairs with the fence in `unmap_all`, between the end of an isolation and its look here.
-    fence(SeqCst);
-    true
+/// The mappings that wait.
+pub(super) struct Waiting {
+    pub(super) places: [Place; PLACES],
+    /// The bytes that wait, or for which a thread seeks a place.
+    pub(super) bytes: AtomicUsize,
 }
 
-/// Unmaps what waits. Calls `unmapped` with the size of each mapping. Costs a load if nothing
-/// waits, and else a system call for each mapping.
-pub(super) fn unmap_all(mut unmapped: impl FnMut(usize)) {
-    // Pairs with the fence in `put`, between its store of the address and the look at `spared`.
-    fence(SeqCst);
-    if BYTES.load(Relaxed) == 0 {
-        return;
-    }
-    for place in &TABLE {
-        let address = place.address.load(Relaxed);
-        // Acquire pairs with the release in `put`.
-        if address <= CLAIMED
-            || place
-                .address
-                .compare_exchange(address, CLAIMED, Acquire, Relaxed)
-                .is_err()
-        {
-            continue;
+impl Waiting {
+    /// Lets a mapping wait. Returns false, and does nothing, if there is no room. After success,
+    /// the caller must look whether the mapping still has to wait, and else call
+    /// [`take_all`](Self::take_all).
+    pub(super) fn put(&self, address: usize, size: usize) -> bool {
+        // Relaxed: the number alone matters.
+        let more = |bytes: usize| Some(bytes + size).filter(|&bytes| bytes <= MOST);
+        if self.bytes.fetch_update(Relaxed, Relaxed, more).is_err() {
+            return false;
         }
-        let size = place.size.load(Relaxed);
-        // Release pairs with the acquire in `put`.
-        place.address.store(0, Release);
-        // SAFETY: `put` got the mapping from its last owner, and the exchange gave it to this
-        // thread alone.
-        unsafe { sys::unmap(address as *mut u8, size) };
-        BYTES.fetch_sub(size, Relaxed);
-        unmapped(size);
+        let free = |place: &&Place| {
+            // Acquire pairs with the release in `take_all`: the size was read before the place was
+            // free.
+            let claim = place.address.compare_exchange(0, CLAIMED, Acquire, Relaxed);
+            claim.is_ok()
+        };
+        let Some(place) = self.places.iter().find(free) else {
+            self.bytes.fetch_sub(size, Relaxed);
+            return false;
+        };
+        place.size.store(size, Relaxed);
+        // Release pairs with the acquire in `take_all`, which then sees the size.
+        place.address.store(address, Release);
+        // Pairs with the fence in `take_all`: either that call finds the mapping, or the caller
+        // sees the end of the isolation.
+        fence(SeqCst);
+        true
+    }
+
+    /// Takes all mappings out, and calls `each` with the address and the size of each one. Costs a
+    /// fence and a load if nothing waits.
+    pub(super) fn take_all(&self, mut each: impl FnMut(usize, usize)) {
+        // Pairs with the fence in `put`.
+        fence(SeqCst);
+        if self.bytes.load(Relaxed) == 0 {
+            return;
+        }
+        for place in &self.places {
+            let address = place.address.load(Relaxed);
+            // Acquire pairs with the release in `put`.
+            let claim = || {
+                place
+                    .address
+                    .compare_exchange(address, CLAIMED, Acquire, Relaxed)
+            };
+            if address <= CLAIMED || claim().is_err() {
+                continue;
+            }
+            let size = place.size.load(Relaxed);
+            // Release pairs with the acquire in `put`.
+            place.address.store(0, Release);
+            each(address, size);
+            self.bytes.fetch_sub(size, Relaxed);
+        }
     }
 }
