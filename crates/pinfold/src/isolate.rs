@@ -247,7 +247,7 @@ impl Isolation {
 
     /// Ends the isolation. Returns what disturbed the CPU. Costs what [`report`](Self::report)
     /// costs. Wakes the shepherds, which may give memory back that waited. If no CPU is isolated
-    /// any more, also unmaps the large blocks that waited.
+    /// any more, also unmaps the huge blocks that waited.
     pub fn leave(self) -> Report {
         self.report()
     }

@@ -6,8 +6,8 @@ mod common;
 use common::runs::{alone, give, take};
 use common::status;
 use pinfold::internal::arena::{
-    self, GRANULE, HUGE, LARGE, Run, alloc_aligned_run, alloc_growing_run, alloc_run, entry,
-    free_run, move_run, resize_run, run_size,
+    self, COLOURED, GRANULE, HUGE, LARGE, Run, alloc_aligned_run, alloc_growing_run, alloc_run,
+    block_of_run, entry, free_run, move_run, offset_in_run, resize_run, run_size,
 };
 use std::collections::HashMap;
 use std::ptr::NonNull;
@@ -253,6 +253,24 @@ fn a_growing_block_gets_memory_that_was_used() {
     assert_eq!(alloc_growing_run(80, 0, LARGE, false), Some(fresh));
     assert_eq!((arena::dirty(), arena::held()), (0, held + dirty));
     [run, behind, fresh].into_iter().for_each(give);
+}
+
+/// Pages move only if the run has no room for the block, which begins behind the run's beginning.
+#[test]
+fn pages_stay_if_the_run_has_room_for_the_block() {
+    let run = alloc_run(48, 0, COLOURED, false).unwrap().start;
+    // SAFETY: the test owns the run.
+    let block = unsafe { block_of_run(run) };
+    let offset = offset_in_run(block.as_ptr());
+    let room = 48 * GRANULE - offset;
+    // SAFETY: the test owns the run, which stays.
+    assert_eq!(unsafe { move_run(run, room) }, None);
+    // SAFETY: the test owns the run, and does not use it after the move.
+    match unsafe { move_run(run, room + 1) } {
+        // SAFETY: the test owns the moved block.
+        Some(moved) => assert!(unsafe { arena::free_huge(moved.as_ptr()) }),
+        None => give(run),
+    }
 }
 
 /// What is cut off a fresh run for its alignment was never used, so it is not kept as used memory.

@@ -229,8 +229,8 @@ pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
 }
 
 /// Unmaps the block at `address`, or lets it wait while a thread has isolated its CPU (`waiting`).
-/// Returns false, and does nothing, if there is no such block. Costs a look-up and a system call,
-/// and one for each block that need not wait any more.
+/// Returns false, and does nothing, if there is no such block. Costs a look-up and a system call.
+/// If blocks waited for the end of an isolation, also costs one for each of them.
 ///
 /// # Safety
 ///
@@ -291,8 +291,8 @@ fn note_size(address: *mut u8, size: usize) {
 ///
 /// # Safety
 ///
-/// `[start, start + old)` are whole pages that only the caller uses, fewer than `size` bytes.
-/// `offset` is less than a page.
+/// `[start, start + old)` are whole pages that only the caller uses, fewer than `offset + size`
+/// bytes. `offset` is less than a page.
 pub(super) unsafe fn adopt(
     start: *mut u8,
     old: usize,

@@ -139,7 +139,7 @@ pub(super) fn purge_aged(node: usize, now: u32) {
 
 /// Purges the runs of all nodes that have been dirty for [`dirty_time`]. For the shepherd.
 pub(crate) fn purge_all_aged() {
-    if !spared::any() {
+    if !spared::any() || budget::dirty_limit().is_some() {
         huge::unmap_waiting();
     }
     let now = sys::coarse_milliseconds() as u32;

@@ -108,8 +108,7 @@ unsafe fn cut(index: u32) {
 ///
 /// # Safety
 ///
-/// `start` begins a run that is one block, and only the caller uses the run. `size` is larger than
-/// the run.
+/// `start` begins a run that is one block, and only the caller uses the run.
 pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     let head = index_of_run(start);
     // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
@@ -118,7 +117,10 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
     let bytes = old as usize * GRANULE;
     // SAFETY: the caller promises that `start` begins a run.
     let offset = offset_in_run(unsafe { block_of_run(start) }.as_ptr());
-    if budget::near(held() as usize, size - bytes) {
+    // The run may have room for `size` bytes. Then the pages stay.
+    let more = size.checked_add(offset)?.checked_sub(bytes);
+    let more = more.filter(|&more| more > 0)?;
+    if budget::near(held() as usize, more) {
         return None;
     }
     map_behind(node, head + old);

@@ -21,9 +21,9 @@
 //! that ends the last isolation looks afterwards what waits. There is a fence between the two steps
 //! of both. So at least one of them unmaps. `model_waiting.rs` explores the orders.
 //!
-//! The child of a fork has the mappings that waited, and unmaps them at its first tick or `trim`.
-//! A place that another thread had claimed stays claimed there, and its mapping is lost to the
-//! child.
+//! The child of a fork has the mappings that waited, and unmaps them at its first tick, `trim` or
+//! free of a huge block. A mapping that another thread was putting in or taking out is lost to the
+//! child, and stays in its counts.
 
 use super::primitive::{AtomicUsize, PLACES, fence};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
