@@ -212,9 +212,6 @@ pub struct WholeArgs {
     pub cache: Option<PathBuf>,
     #[command(flatten)]
     pub output: Output,
-    /// Draw time against memory into this SVG file.
-    #[arg(long, value_name = "FILE")]
-    pub plot: Option<PathBuf>,
 }
 
 fn settle(text: &str) -> Result<f64, String> {

@@ -46,14 +46,6 @@ type Results = Result<Vec<Sample>, String>;
 pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     let programs = programs::choose(&args.programs)?;
     let specs = subjects::parse(&args.subjects, args.pinfold.as_deref())?;
-    ensure!(
-        args.plot.is_none() || subjects::has(&specs, rows::BASE),
-        "a plot shows ratios to {0}: add {0} to --subjects",
-        rows::BASE
-    );
-    if let Some(path) = &args.plot {
-        pinfold_lab::output::check_writable("the plot", path)?;
-    }
     let cache = Cache::open(args.cache.as_deref())?;
     let subjects = subjects::prepare(&cache, &specs)?;
     let programs = prepare::programs(&cache, programs);
@@ -71,10 +63,6 @@ pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     let rows = rows::all(&programs, &subjects, settings.threads, &results);
     let text = || table::text(&rows, args.rounds);
     (args.output).deliver("whole", &Machine::read(), &rows, text)?;
-    if let Some(path) = &args.plot {
-        pinfold_lab::output::write("the plot", path, table::plot(&rows)?.as_bytes())?;
-        eprintln!("plotted: {}", path.display());
-    }
     let failed = rows.iter().any(|row| row.is_pinfold && row.error.is_some());
     Ok(ExitCode::from(u8::from(failed)))
 }
@@ -96,6 +84,11 @@ struct SavedRow {
 /// Draws the figures of a saved file, whose text is `run`.
 pub fn plot_saved(run: &str) -> Result<String> {
     let saved: Saved = serde_json::from_str(run)?;
+    ensure!(
+        saved.rows.iter().any(|row| row.subject == rows::BASE),
+        "a plot shows ratios to {0}: measure with {0} among --subjects",
+        rows::BASE
+    );
     let rows = saved.rows.into_iter().map(|row| rows::Row {
         subject: row.subject,
         // The process ends after the plot.

@@ -109,11 +109,6 @@ fn is_workspace(name: &str) -> bool {
     name.strip_suffix(PROFILED).unwrap_or(name) == "pinfold-malloc"
 }
 
-/// Returns whether `specs` contain the subject `name`.
-pub fn has(specs: &[Spec], name: &str) -> bool {
-    specs.iter().any(|spec| spec.name == name)
-}
-
 /// Finds or builds every subject's library. Leaves out a peer whose library is missing, with a
 /// note.
 pub fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {

@@ -140,8 +140,8 @@ fn listen() -> bool {
 
 /// Tells this module that the caller will call [`prepare`], [`parent`] and [`child`] itself.
 ///
-/// For an allocator under which `pthread_atfork` could allocate. A fork that is under way on
-/// another thread ends as it began.
+/// For an allocator under which `pthread_atfork` could allocate. A fork on another thread
+/// that has taken the locks ends as it began.
 #[doc(hidden)]
 pub fn handle() {
     STAGE.store(HANDLED, Release);

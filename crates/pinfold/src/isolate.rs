@@ -29,12 +29,16 @@
 //! | a shepherd takes idle objects | leaves out the CPU; with concurrency ids, all CPUs | |
 //! | fences of grace periods | interrupt no CPU; some, if one began before `enter` | `fences` |
 //! | free memory goes back after some time, or beyond the kept share | waits for `leave` | |
-//! | a block with a mapping of its own is freed | waits for `leave`; at most 64 blocks and 1 GiB | `given_back` beyond that |
-//! | free memory goes back: on request (`trim`), near a limit, beyond `dirty-limit`, under memory pressure; such a block grows or shrinks | is done | `given_back` |
+//! | a huge block is freed | waits for `leave`; at most 64 blocks and 1 GiB | `given_back` beyond |
+//! | a huge block grows or shrinks | is done | `given_back` |
+//! | free memory goes back on request (`trim`), or under memory pressure | is done | `given_back` |
+//! | free memory goes back near a limit, or beyond `dirty-limit` | is done | `given_back` |
 //! | an exact sum that adders keep outrunning, a smaller batch, a collected list | is done | `fences` |
 //! | the program folds a counter itself | is done | `folds` |
 //! | a cache is shrunk or destroyed | is done | `drains`, `fences` |
 //! | slow paths of the isolated thread tick | not done | |
+//!
+//! A *huge block* has a mapping of its own: 62 MiB and more. While it waits, it counts as in use.
 //!
 //! The acts of the isolated thread itself are not in its report. So while a CPU is isolated, free
 //! memory of the whole process stays, and requests of `pinfold` wait if no other thread and no

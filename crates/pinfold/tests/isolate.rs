@@ -230,6 +230,8 @@ fn freed_mappings_wait_until_the_isolation_ends() {
     let Some(worker) = Worker::start() else {
         return;
     };
+    // A shepherd works for the arena once the process has a cache.
+    let _cache = KmemCache::new("any", Layout::new::<u64>()).unwrap();
     let take = || arena::alloc_huge(HUGE, 4096).unwrap().as_ptr();
     // SAFETY: the test owns the block, and does not use it any more.
     let give = |block| assert!(unsafe { arena::free_huge(block) });
@@ -263,6 +265,13 @@ fn freed_mappings_wait_until_the_isolation_ends() {
     assert_eq!(memory::huge_total(), left + 2 * HUGE);
     memory::set_dirty_limit(Some(1 << 30));
     give(second);
+    assert_eq!(memory::huge_total(), left);
+    memory::set_dirty_limit(None);
+    give(take());
+    Shepherd::new().tick();
+    assert_eq!(memory::huge_total(), left + HUGE);
+    memory::set_dirty_limit(Some(1 << 30));
+    Shepherd::new().tick();
     assert_eq!(memory::huge_total(), left);
     memory::set_dirty_limit(None);
     // In a child no CPU is isolated, and a tick unmaps what waited.

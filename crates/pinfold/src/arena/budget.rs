@@ -329,11 +329,16 @@ fn kept_below(limit: usize, in_use: usize, lately: usize) -> usize {
 /// Returns whether the held memory, `held` bytes, must not grow by `more` bytes, so that free
 /// memory has to serve first. Counts a refusal if so. Costs two loads at most.
 pub(crate) fn near(held: usize, more: usize) -> bool {
-    let near = held.saturating_add(more) > MARK.load(Relaxed) && LIFTED.load(Relaxed) == 0;
+    let near = is_beyond_mark(held.saturating_add(more)) && LIFTED.load(Relaxed) == 0;
     if near {
         refused();
     }
     near
+}
+
+/// Returns whether `held` bytes are beyond the mark. One load.
+pub(super) fn is_beyond_mark(held: usize) -> bool {
+    held > MARK.load(Relaxed)
 }
 
 /// Counts a refusal, by a mark or by the system.

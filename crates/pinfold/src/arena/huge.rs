@@ -258,7 +258,7 @@ pub unsafe fn free(address: *mut u8) -> bool {
 /// Returns whether freed blocks wait: a CPU is isolated, no limit is near, and the user has not
 /// limited how much free memory stays.
 fn may_wait() -> bool {
-    spared::any() && budget::dirty_limit().is_none() && !budget::near(held() as usize, 0)
+    spared::any() && budget::dirty_limit().is_none() && !budget::is_beyond_mark(held() as usize)
 }
 
 /// Unmaps the freed blocks that waited for the end of an isolation. Costs a fence and a load if

@@ -3,14 +3,14 @@
 //! If all large blocks began at multiples of a granule, arrays that a program walks side by side
 //! would compete for the same few sets of each CPU's caches. So most such blocks begin at one of
 //! [`LINES`] cache lines, their *colour*. The colour follows from the run's address. So nothing
-//! stores it, and an address at which no block begins is found out.
+//! stores it, and the free of a wrong address is recognised.
 //!
 //! | the page map's entry | the block begins |
 //! |---|---|
 //! | [`LARGE`] | with the run |
 //! | [`COLOURED`] | at the colour of the run |
 
-use super::{GRANULE, GRANULE_SHIFT, LARGE, address_of, entry, index_of, run_size};
+use super::{GRANULE, LARGE, address_of, entry, index_of, run_size};
 use core::ptr::NonNull;
 
 /// The page map's entry for a run that is one block, which begins at the run's colour.
@@ -62,7 +62,7 @@ pub unsafe fn block_of_run(start: NonNull<u8>) -> NonNull<u8> {
 /// lock. Costs a few instructions and four loads. `block` may be any address.
 pub fn run_at(block: *mut u8) -> Option<NonNull<u8>> {
     let address = block as usize;
-    let offset = address & (GRANULE - 1);
+    let offset = offset_in_run(block);
     match entry(address) {
         LARGE if offset == 0 => NonNull::new(block),
         COLOURED if offset == colour(index_of(address)) => {
@@ -72,7 +72,7 @@ pub fn run_at(block: *mut u8) -> Option<NonNull<u8>> {
     }
 }
 
-/// Returns how many bytes the block at `block` has, which is the run at `run` ([`run_at`]). Costs
+/// Returns the size, in bytes, of the block at `block`, whose run begins at `run` ([`run_at`]). Costs
 /// two loads.
 ///
 /// # Safety
@@ -83,9 +83,10 @@ pub unsafe fn size_in_run(block: *mut u8, run: NonNull<u8>) -> usize {
     unsafe { run_size(run) - offset_in_run(block) }
 }
 
-/// Returns how many bytes lie before a block in its run.
+/// Returns how many bytes lie before a block in its run. `block` is a block that is a run. For any
+/// other address, returns its offset in its granule.
 pub fn offset_in_run(block: *mut u8) -> usize {
-    block as usize & ((1 << GRANULE_SHIFT) - 1)
+    block as usize & (GRANULE - 1)
 }
 
 #[cfg(test)]

@@ -16,7 +16,8 @@
 //! | `cpu` | the isolating thread | [`claim`]: from 0 to the CPU plus 1, by a compare-exchange |
 //! | | the isolating thread | [`release`]: to 0 |
 //! | `unit` | the isolating thread | while it claims the place |
-//! | `counts` | any thread | [`note`], by atomic adds; the isolating thread sets them to 0 in `claim` |
+//! | `counts` | any thread | [`note`], by atomic adds |
+//! | | the isolating thread | while it claims the place: to 0 |
 //! | `taken` | the isolating thread | after `cpu` in `claim`, before it in `release` |
 //! | `changes` | the isolating thread | last in `claim` and in `release` |
 //!

@@ -1,4 +1,5 @@
-//! The table of isolated CPUs, without the thread that looks at it.
+//! The table of isolated CPUs. It does not know which thread calls: the module above tells it. So a
+//! model can run this file.
 
 use super::primitive::{AtomicU32, AtomicU64, PLACES, fence};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
