@@ -10,13 +10,13 @@ mod table;
 
 use loom::sync::Arc;
 use loom::thread;
-use primitive::{AtomicU32, AtomicU64};
+use primitive::{AtomicU32, AtomicU64, AtomicUsize};
 use std::array::from_fn;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use table::{Kind, Place, Refused, Table};
 
 mod primitive {
-    pub use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
+    pub use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, fence};
 
     pub const PLACES: usize = 2;
 }
@@ -29,6 +29,7 @@ fn table() -> Arc<Table> {
         places: from_fn(|_| Place {
             cpu: AtomicU32::new(0),
             unit: AtomicU32::new(0),
+            thread: AtomicUsize::new(0),
             counts: from_fn(|_| AtomicU64::new(0)),
         }),
         taken: AtomicU32::new(0),
@@ -50,7 +51,7 @@ fn one_of_two_threads_isolates_a_cpu() {
         let isolate = || {
             let (table, isolated) = (table.clone(), isolated.clone());
             move || {
-                let claimed = table.claim(CPU, CPU);
+                let claimed = table.claim(CPU, CPU, 1);
                 match claimed {
                     Ok(place) => {
                         assert_eq!(isolated.fetch_add(1, Relaxed), 0, "isolated twice");
@@ -65,7 +66,7 @@ fn one_of_two_threads_isolates_a_cpu() {
         isolate()();
         other.join().unwrap();
         assert_empty(&table);
-        assert_eq!(table.claim(CPU, CPU), Ok(0));
+        assert_eq!(table.claim(CPU, CPU, 1), Ok(0));
     });
 }
 
@@ -74,10 +75,10 @@ fn one_of_two_threads_isolates_a_cpu() {
 fn one_of_two_threads_isolates_a_cpu_while_a_place_becomes_free() {
     loom::model(|| {
         let table = table();
-        let other = table.claim(OTHER, OTHER).unwrap();
+        let other = table.claim(OTHER, OTHER, 2).unwrap();
         let claim = || {
             let table = table.clone();
-            move || table.claim(CPU, CPU).is_ok()
+            move || table.claim(CPU, CPU, 1).is_ok()
         };
         let threads = [thread::spawn(claim()), thread::spawn(claim())];
         table.release(other);
@@ -93,12 +94,12 @@ fn each_cpu_has_a_place_of_its_own() {
         let table = table();
         let first = thread::spawn({
             let table = table.clone();
-            move || table.claim(CPU, CPU)
+            move || table.claim(CPU, CPU, 1)
         });
-        let second = table.claim(OTHER, OTHER).unwrap();
+        let second = table.claim(OTHER, OTHER, 2).unwrap();
         let first = first.join().unwrap().unwrap();
         assert_ne!(first, second);
-        assert_eq!(table.claim(OTHER + 1, 0), Err(Refused::Full));
+        assert_eq!(table.claim(OTHER + 1, 0, 3), Err(Refused::Full));
         let cpus = |(_, cpu, _)| cpu;
         assert_eq!(table.taken().map(cpus).sum::<usize>(), CPU + OTHER);
         table.release(first);
@@ -119,12 +120,12 @@ fn acts_are_noted_between_claim_and_release() {
             move || {
                 // Acquire pairs with the release of the isolating thread.
                 let is_known = is_known.load(Acquire) == 1;
-                table.note(Kind::GiveBack, |cpu, unit| cpu == CPU && unit == CPU);
+                table.note(Kind::GiveBack, |cpu, thread| cpu == CPU && thread == 1);
                 is_known
             }
         });
-        let other = table.claim(OTHER, OTHER).unwrap();
-        let place = table.claim(CPU, CPU).unwrap();
+        let other = table.claim(OTHER, OTHER, 2).unwrap();
+        let place = table.claim(CPU, CPU, 1).unwrap();
         is_known.store(1, Release);
         let is_known = knows.join().unwrap();
         let [_, given_back, ..] = table.counts(place);
@@ -133,7 +134,7 @@ fn acts_are_noted_between_claim_and_release() {
         table.release(place);
         table.note(Kind::Drain, |cpu, _| cpu == CPU);
         // The next CPU in this place begins without the notes of the last one.
-        let again = table.claim(CPU + 2, CPU).unwrap();
+        let again = table.claim(CPU + 2, CPU, 1).unwrap();
         assert_eq!((again, table.counts(again)), (place, [0; 4]));
         table.release(again);
         table.release(other);

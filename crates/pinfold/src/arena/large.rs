@@ -72,8 +72,8 @@ pub fn run_at(block: *mut u8) -> Option<NonNull<u8>> {
     }
 }
 
-/// Returns the size, in bytes, of the block at `block`, whose run begins at `run` ([`run_at`]). Costs
-/// two loads.
+/// Returns the size, in bytes, of the block at `block`, whose run begins at `run` ([`run_at`]).
+/// Costs two loads.
 ///
 /// # Safety
 ///

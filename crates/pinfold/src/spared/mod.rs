@@ -15,7 +15,7 @@
 //! |---|---|---|
 //! | `cpu` | the isolating thread | [`claim`]: from 0 to the CPU plus 1, by a compare-exchange |
 //! | | the isolating thread | [`release`]: to 0 |
-//! | `unit` | the isolating thread | while it claims the place |
+//! | `unit`, `thread` | the isolating thread | while it claims the place |
 //! | `counts` | any thread | [`note`], by atomic adds |
 //! | | the isolating thread | while it claims the place: to 0 |
 //! | `taken` | the isolating thread | after `cpu` in `claim`, before it in `release` |
@@ -31,13 +31,13 @@ mod table;
 pub(crate) use table::{KINDS, Kind, Refused};
 
 use core::sync::atomic::Ordering::Relaxed;
-use pinfold_rseq::current;
-use primitive::{AtomicU32, AtomicU64};
+use pinfold_rseq::thread_pointer;
+use primitive::{AtomicU32, AtomicU64, AtomicUsize};
 use table::{Place, Table};
 
 /// What the table is made of. The model of the table has its own.
 mod primitive {
-    pub(super) use core::sync::atomic::{AtomicU32, AtomicU64, fence};
+    pub(super) use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, fence};
 
     /// The number of CPUs that can be isolated at once.
     pub(crate) const PLACES: usize = 64;
@@ -50,6 +50,7 @@ static TABLE: Table = Table {
         Place {
             cpu: AtomicU32::new(0),
             unit: AtomicU32::new(0),
+            thread: AtomicUsize::new(0),
             counts: [const { AtomicU64::new(0) }; KINDS],
         }
     }; PLACES],
@@ -86,10 +87,10 @@ pub(crate) fn for_each(mut each: impl FnMut(usize, [u64; KINDS])) {
     taken.for_each(|(nth, cpu, _)| each(cpu, counts(nth)));
 }
 
-/// Takes a place for `cpu`, on which the calling thread runs and uses the unit `unit`. Returns the
-/// place's number.
+/// Takes a place for `cpu`, which the calling thread isolates. The thread uses the unit `unit`.
+/// Returns the place's number.
 pub(crate) fn claim(cpu: usize, unit: usize) -> Result<usize, Refused> {
-    TABLE.claim(cpu, unit)
+    TABLE.claim(cpu, unit, thread_pointer())
 }
 
 /// Gives the place `nth` back, which the caller has claimed.
@@ -103,7 +104,7 @@ pub(crate) fn counts(nth: usize) -> [u64; KINDS] {
 }
 
 /// Notes that the calling thread is about to do something that may disturb all isolated CPUs,
-/// except the one on which it runs. Costs one load if none is isolated.
+/// except one that it has isolated itself. Costs one load if none is isolated.
 #[inline]
 pub(crate) fn note(kind: Kind) {
     if any() {
@@ -121,9 +122,11 @@ pub(crate) fn note_fence(cpu: Option<usize>) {
 #[cold]
 #[inline(never)]
 fn note_on(kind: Kind, cpu: Option<usize>) {
-    let own = current();
-    TABLE.note(kind, |its, unit| {
-        cpu.is_none_or(|cpu| cpu == its) && unit != own
+    // Not the unit: with concurrency ids, the unit of an isolating thread that sleeps may belong to
+    // this thread.
+    let own = thread_pointer();
+    TABLE.note(kind, |its, thread| {
+        cpu.is_none_or(|cpu| cpu == its) && thread != own
     });
 }
 

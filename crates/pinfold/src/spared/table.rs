@@ -1,7 +1,7 @@
 //! The table of isolated CPUs. It does not know which thread calls: the module above tells it. So a
 //! model can run this file.
 
-use super::primitive::{AtomicU32, AtomicU64, PLACES, fence};
+use super::primitive::{AtomicU32, AtomicU64, AtomicUsize, PLACES, fence};
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// What can disturb an isolated CPU.
@@ -35,6 +35,8 @@ pub(super) struct Place {
     pub(super) cpu: AtomicU32,
     /// The index of the unit that the isolating thread used when it claimed the place.
     pub(super) unit: AtomicU32,
+    /// The isolating thread's pointer.
+    pub(super) thread: AtomicUsize,
     pub(super) counts: [AtomicU64; KINDS],
 }
 
@@ -64,8 +66,8 @@ impl Table {
         })
     }
 
-    /// Takes a place for `cpu` and the unit `unit`. Returns the place's number.
-    pub(super) fn claim(&self, cpu: usize, unit: usize) -> Result<usize, Refused> {
+    /// Takes a place for `cpu`, for a thread that uses the unit `unit`. Returns the place's number.
+    pub(super) fn claim(&self, cpu: usize, unit: usize, thread: usize) -> Result<usize, Refused> {
         let value = cpu as u32 + 1;
         let free = |place: &Place| {
             place
@@ -89,6 +91,7 @@ impl Table {
             .iter()
             .for_each(|count| count.store(0, Relaxed));
         place.unit.store(unit as u32, Relaxed);
+        place.thread.store(thread, Relaxed);
         self.taken.fetch_add(1, Relaxed);
         self.changes.fetch_add(1, Relaxed);
         Ok(nth)
@@ -107,10 +110,10 @@ impl Table {
     }
 
     /// Adds to the count of `kind` of each place for which `hit` returns true. `hit` gets the
-    /// place's CPU and unit.
+    /// place's CPU and thread.
     pub(super) fn note(&self, kind: Kind, hit: impl Fn(usize, usize) -> bool) {
         for (_, cpu, place) in self.taken() {
-            if hit(cpu, place.unit.load(Relaxed) as usize) {
+            if hit(cpu, place.thread.load(Relaxed)) {
                 place.counts[kind as usize].fetch_add(1, Relaxed);
             }
         }
