@@ -72,6 +72,7 @@ static SPACE: Lock<Space> = Lock::new(
     Space {
         map: 0,
         words: 0,
+        end: 0,
         hints: [0; CLASSES],
     },
 );
@@ -85,6 +86,8 @@ struct Space {
     map: usize,
     /// The number of words in a unit.
     words: usize,
+    /// One more than the largest word that was ever taken.
+    end: usize,
     /// For each alignment, the first word from which a run may be free.
     hints: [usize; CLASSES],
 }
@@ -145,7 +148,8 @@ impl Space {
         self.bits()[word / 64].load(Relaxed) & 1 << (word % 64) != 0
     }
 
-    fn set(&self, from: usize, count: usize, taken: bool) {
+    fn set(&mut self, from: usize, count: usize, taken: bool) {
+        self.end = self.end.max(from + count);
         for word in from..from + count {
             let bits = &self.bits()[word / 64];
             let bit = 1 << (word % 64);
@@ -208,7 +212,28 @@ fn alloc_in(mut space: Guard<'_, Space>, size: usize) -> Option<usize> {
     if words <= LINE_WORDS {
         space.hints[class] = found + words;
     }
+    if facts::any_quiet() {
+        used().for_each(|unit| make_block_resident(unit, found * WORD, size));
+    }
     Some(found * WORD)
+}
+
+/// Makes the pages of all blocks resident in the units in use, so that no later use interrupts an
+/// isolated CPU ([`sys::make_resident`]). Takes this module's lock, and makes a system call for
+/// each unit.
+pub(crate) fn make_resident() {
+    if let Some(space) = SPACE.lock() {
+        used().for_each(|unit| make_block_resident(unit, 0, space.end * WORD));
+    }
+}
+
+/// Makes the pages of a block resident in one unit.
+fn make_block_resident(unit: usize, offset: usize, size: usize) {
+    let page = sys::page_size();
+    let from = offset & !(page - 1);
+    let size = (offset + size).next_multiple_of(page) - from;
+    // SAFETY: the block lies in the unit, which is whole pages of the mapping of the units.
+    unsafe { sys::make_resident(word_at(unit, from).as_ptr().cast(), size) };
 }
 
 /// Zeroes a block in every unit and gives it back.
@@ -334,6 +359,11 @@ pub(crate) fn install_here() -> Option<usize> {
         let unit = word_at(index, 0).as_ptr().cast();
         // SAFETY: the unit is `STRIDE` bytes of whole pages in the mapping of the units.
         unsafe { place_near(index, unit, STRIDE.load(Relaxed)) };
+        if facts::any_quiet()
+            && let Some(space) = SPACE.lock()
+        {
+            make_block_resident(index, 0, space.end * WORD);
+        }
         // Marks the unit as in use before it is installed. A thread that walks the units between
         // the two steps finds zeroes. Release pairs with the acquires in `used` and
         // `for_each_used`: a thread that sees the unit's bit also sees its pages placed.
@@ -395,7 +425,7 @@ pub(crate) unsafe fn place_near(index: usize, unit: *mut u8, size: usize) {
 ///
 /// Returns `None` if there are more blocks than the `blocks` bytes that the caller has allocated.
 pub(crate) fn seal(blocks: usize) -> Option<usize> {
-    let space = SPACE.lock()?;
+    let mut space = SPACE.lock()?;
     let taken = (0..space.words).filter(|&word| space.is_taken(word));
     let (count, last) = taken.fold((0, 0), |(count, _), word| (count + 1, word));
     if count * WORD != CLOSED + CLOSED_SIZE + blocks {

@@ -17,9 +17,13 @@
 //!    `membarrier`, once in a process.
 //! 3. It folds the CPU's counts of watched counters, and moves the CPU's free objects to where
 //!    other CPUs find them. So no other thread needs to visit the CPU for them.
-//! 4. It wakes the shepherds' threads, which leave the CPU if they may run elsewhere, and waits for
+//! 4. It makes the pages of all CPUs' units resident: 16 KiB for each CPU that has run the program,
+//!    and more with thousands of caches or counters. Otherwise another thread might read such a
+//!    page first and write to it later. The kernel would then replace the page, and interrupt all
+//!    CPUs of the process to flush the old translation.
+//! 5. It wakes the shepherds' threads, which leave the CPU if they may run elsewhere, and waits for
 //!    that for at most 0.1 s.
-//! 5. It notes the thread's context switches and the CPU's interrupts, for the report.
+//! 6. It notes the thread's context switches and the CPU's interrupts, for the report.
 //!
 //! # What other threads leave out, and what they do
 //!
@@ -67,7 +71,7 @@
 
 use crate::spared::{self, KINDS, Kind, Refused};
 use crate::topology::affinity;
-use crate::{arena, counter, segment, shepherd, slab, sys};
+use crate::{arena, counter, counter_units, segment, shepherd, slab, sys};
 use core::ffi::CStr;
 use core::fmt;
 use core::marker::PhantomData;
@@ -193,6 +197,8 @@ pub fn enter() -> Result<Isolation, IsolateError> {
     slab::grace::let_readers_fence();
     counter::fold_watched_here();
     slab::empty_here();
+    slab::make_units_resident();
+    counter_units::make_resident();
     shepherd::await_moves();
     segment::show_isolated();
     Ok(Isolation {

@@ -391,6 +391,21 @@ pub(crate) unsafe fn refuse_huge(at: *mut u8, size: usize) {
     unsafe { advise(at, size, libc::MADV_NOHUGEPAGE) };
 }
 
+/// Makes pages resident and writable. The kernel may refuse, for example before Linux 5.14.
+///
+/// A page that is read before it is written is at first the kernel's shared page of zeroes. The
+/// first write replaces the page, and then the kernel interrupts all CPUs of the process to flush
+/// the old translation. A page that is resident causes no such interrupt.
+///
+/// # Safety
+///
+/// `[at, at + size)` are whole pages of a mapping of this library.
+#[cold]
+pub(crate) unsafe fn make_resident(at: *mut u8, size: usize) {
+    // SAFETY: the caller promises pages of this library. Their content stays.
+    unsafe { advise(at, size, libc::MADV_POPULATE_WRITE) };
+}
+
 /// Grows or shrinks a mapping, and moves it if necessary. Returns the new address, or `None` if the
 /// kernel refuses.
 ///

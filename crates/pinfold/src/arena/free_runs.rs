@@ -68,8 +68,9 @@ impl FreeRuns {
         }
     }
 
-    /// Writes a run's first and last frame, and puts it into its bin.
-    fn insert(&mut self, head: u32, granules: u32, state: State) {
+    /// Writes a run's first and last frame, and puts it into its bin. The caller knows that no
+    /// neighbour is free in the same state, and links a dirty run into the list by age.
+    pub(super) fn insert(&mut self, head: u32, granules: u32, state: State) {
         debug_assert!(granules > 0 && granules <= u32::from(u16::MAX));
         // SAFETY: the run lies in a region, no caller of the arena has it, and the lock is held.
         unsafe {

@@ -413,7 +413,10 @@ impl Arena {
     pub(super) fn add_region(&mut self, node: usize, dense: bool) -> Option<u32> {
         let head = window::make_region(node, dense)? + REGION_FIRST;
         let granules = REGION_GRANULES as u32 - REGION_FIRST - 1;
-        self.free.free(head, granules, State::Absent, 0);
+        // No neighbour is free: a region's first and last granules never are. They are not looked
+        // at, because a page that is read before it is written takes two page faults, and the
+        // second one interrupts all CPUs of the process.
+        self.free.insert(head, granules, State::Absent);
         Some(head)
     }
 }

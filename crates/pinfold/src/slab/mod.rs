@@ -84,6 +84,7 @@ pub use checks::debug::DebugFlags;
 #[doc(hidden)]
 pub use checks::key::{HARDENED_VARIABLE, parse_hardened};
 pub(crate) use cpu::idle::empty_here;
+pub(crate) use cpu::place::make_units_resident;
 pub(crate) use cpu::sheaf_units::tick;
 pub use node::look::Usage;
 pub use report::attributes::Attributes;

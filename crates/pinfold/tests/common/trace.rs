@@ -22,6 +22,9 @@ pub struct Event {
     pub time: Duration,
     pub name: String,
     pub details: String,
+    /// The kernel's functions that led to the event, the innermost first, if
+    /// [`Trace::record_stacks`] asked for them.
+    pub stack: Vec<String>,
 }
 
 impl Trace {
@@ -57,6 +60,14 @@ impl Trace {
         Ok(trace)
     }
 
+    /// Records the kernel's stack at each of these events that the filter selects.
+    pub fn record_stacks(&self, event: &str, filter: &str) -> Result<(), String> {
+        self.set(
+            &format!("events/{event}/trigger"),
+            &format!("stacktrace if {filter}"),
+        )
+    }
+
     fn set(&self, file: &str, value: &str) -> Result<(), String> {
         fs::write(self.folder.join(file), value).map_err(|why| format!("{file}: {why}"))
     }
@@ -77,7 +88,16 @@ impl Trace {
             .lines()
             .find_map(|line| line.strip_prefix("overrun: "));
         assert_eq!(lost, Some("0"), "{stats}");
-        read("trace").lines().filter_map(parsed).collect()
+        let mut events: Vec<Event> = Vec::new();
+        for line in read("trace").lines() {
+            if let Some(function) = line.trim_start().strip_prefix("=> ") {
+                let of = events.last_mut().expect("an event before its stack");
+                of.stack.push(function.to_owned());
+            } else {
+                events.extend(parsed(line));
+            }
+        }
+        events
     }
 }
 
@@ -97,6 +117,7 @@ fn parsed(line: &str) -> Option<Event> {
         time: Duration::from_secs_f64(time.parse().ok()?),
         name: name.to_owned(),
         details: details.trim().to_owned(),
+        stack: Vec::new(),
     })
 }
 

@@ -217,7 +217,13 @@ pub(crate) fn retire(id: CacheId) {
 /// Pins the cache that `turn` selects, if it exists. Successive turns select all numbers that were
 /// ever used, one after the other.
 pub(crate) fn in_turn(turn: u32) -> Option<Pinned> {
-    pin(CacheId::nth(turn as usize % USED.load(Relaxed))?)
+    pin(CacheId::nth(turn as usize % used())?)
+}
+
+/// Returns the count of numbers from the smallest one to the largest one that was ever used. At
+/// least 1.
+pub(crate) fn used() -> usize {
+    USED.load(Relaxed)
 }
 
 /// Returns all caches, in the order of their numbers. Each is pinned until the caller drops it.

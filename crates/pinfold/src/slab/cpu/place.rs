@@ -5,10 +5,12 @@
 //! between two operations. Each operation works on the unit of the CPU on which it runs.
 
 use super::sheaf::Sheaf;
-use crate::arena;
-use crate::cache_units::{CacheId, SHEAF_UNITS, STOPPING, UNIT, units};
-use crate::sys;
+use crate::cache_units::{
+    CacheId, DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, STOPPING, UNIT, units,
+};
+use crate::slab::cache::registry;
 use crate::topology::facts;
+use crate::{arena, sys};
 use core::alloc::Layout;
 use core::num::NonZeroUsize;
 use core::ptr::null_mut;
@@ -167,5 +169,26 @@ fn prepare() -> bool {
     // SAFETY: `alloc_metadata` gives a block of this size a mapping of its own, so the range is
     // whole pages that no other data shares.
     unsafe { crate::counter_units::place_near(index, unit.as_ptr(), UNIT) };
+    if facts::any_quiet() {
+        make_resident(unit.as_ptr());
+    }
     SHEAF_UNITS.install(index, unit.as_ptr()).is_ok()
+}
+
+/// Makes the pages of a unit's words resident, so that no later use interrupts an isolated CPU
+/// ([`sys::make_resident`]). Covers the caches that exist, and as many more as fit into the pages.
+fn make_resident(unit: *mut u8) {
+    let size = CacheId::nth(registry::used() - 1).map_or(UNIT, |last| last.main() + 8);
+    let size = size.next_multiple_of(sys::page_size()).min(SPARE);
+    for kind in [MAIN, SPARE, DEFERRED, HELD] {
+        // SAFETY: a unit is whole pages of a mapping of this library, and has `SPARE` bytes for
+        // words of each kind.
+        unsafe { sys::make_resident(unit.add(kind), size) };
+    }
+}
+
+/// Makes the units of all CPUs resident, for a thread that has isolated its CPU.
+pub(crate) fn make_units_resident() {
+    let units = (0..possible()).map(|index| SHEAF_UNITS.unit(index));
+    units.filter(|unit| !unit.is_null()).for_each(make_resident);
 }
