@@ -60,6 +60,8 @@ const MIN_STRIDE: usize = 64 << 10;
 /// The address of the first unit, or 0 until the units are mapped.
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static STRIDE: AtomicUsize = AtomicUsize::new(0);
+/// Where the last block of a unit ends, of all blocks that there ever were.
+static END: AtomicUsize = AtomicUsize::new(0);
 /// The address of the shared unit.
 static SHARED: AtomicUsize = AtomicUsize::new(0);
 /// One bit for each index with a unit.
@@ -72,7 +74,6 @@ static SPACE: Lock<Space> = Lock::new(
     Space {
         map: 0,
         words: 0,
-        end: 0,
         hints: [0; CLASSES],
     },
 );
@@ -86,8 +87,6 @@ struct Space {
     map: usize,
     /// The number of words in a unit.
     words: usize,
-    /// One more than the largest word that was ever taken.
-    end: usize,
     /// For each alignment, the first word from which a run may be free.
     hints: [usize; CLASSES],
 }
@@ -148,8 +147,7 @@ impl Space {
         self.bits()[word / 64].load(Relaxed) & 1 << (word % 64) != 0
     }
 
-    fn set(&mut self, from: usize, count: usize, taken: bool) {
-        self.end = self.end.max(from + count);
+    fn set(&self, from: usize, count: usize, taken: bool) {
         for word in from..from + count {
             let bits = &self.bits()[word / 64];
             let bit = 1 << (word % 64);
@@ -209,6 +207,7 @@ fn alloc_in(mut space: Guard<'_, Space>, size: usize) -> Option<usize> {
     }
     let found = space.find(words, align, space.hints[class])?;
     space.set(found, words, true);
+    END.fetch_max((found + words) * WORD, Relaxed);
     if words <= LINE_WORDS {
         space.hints[class] = found + words;
     }
@@ -219,12 +218,9 @@ fn alloc_in(mut space: Guard<'_, Space>, size: usize) -> Option<usize> {
 }
 
 /// Makes the pages of all blocks resident in the units in use, so that no later use interrupts an
-/// isolated CPU ([`sys::make_resident`]). Takes this module's lock, and makes a system call for
-/// each unit.
+/// isolated CPU ([`sys::make_resident`]). Makes a system call for each unit.
 pub(crate) fn make_resident() {
-    if let Some(space) = SPACE.lock() {
-        used().for_each(|unit| make_block_resident(unit, 0, space.end * WORD));
-    }
+    used().for_each(|unit| make_block_resident(unit, 0, END.load(Relaxed)));
 }
 
 /// Makes the pages of a block resident in one unit.
@@ -359,10 +355,8 @@ pub(crate) fn install_here() -> Option<usize> {
         let unit = word_at(index, 0).as_ptr().cast();
         // SAFETY: the unit is `STRIDE` bytes of whole pages in the mapping of the units.
         unsafe { place_near(index, unit, STRIDE.load(Relaxed)) };
-        if facts::any_quiet()
-            && let Some(space) = SPACE.lock()
-        {
-            make_block_resident(index, 0, space.end * WORD);
+        if facts::any_quiet() {
+            make_block_resident(index, 0, END.load(Relaxed));
         }
         // Marks the unit as in use before it is installed. A thread that walks the units between
         // the two steps finds zeroes. Release pairs with the acquires in `used` and
@@ -425,7 +419,7 @@ pub(crate) unsafe fn place_near(index: usize, unit: *mut u8, size: usize) {
 ///
 /// Returns `None` if there are more blocks than the `blocks` bytes that the caller has allocated.
 pub(crate) fn seal(blocks: usize) -> Option<usize> {
-    let mut space = SPACE.lock()?;
+    let space = SPACE.lock()?;
     let taken = (0..space.words).filter(|&word| space.is_taken(word));
     let (count, last) = taken.fold((0, 0), |(count, _), word| (count + 1, word));
     if count * WORD != CLOSED + CLOSED_SIZE + blocks {
