@@ -795,20 +795,20 @@ size_t pinfold_caches_for_each(void (*each)(const struct pinfold_cache_info *inf
  */
 
 /*
- * A counter that goes up and down. The struct takes 128 bytes, so that adds to one element of an
+ * A counter that goes up and down. The struct takes 152 bytes, so that adds to one element of an
  * array do not slow down adds to the next. From the first add on, a counter takes 32 bytes more for
  * each CPU that adds, and for the total. Functions that write a counter take a pointer without
  * const: a counter must not be const.
  */
 struct pinfold_counter {
-	uint64_t pinfold_private[16];
+	uint64_t pinfold_private[19];
 };
 
 /*
  * Initialises a static counter to `value`, with the default batch. Do not destroy such a counter.
  */
 #define PINFOLD_COUNTER_INIT(value) \
-	{ { 64, 0, 0, 0, 0, 0, 0, 0, (uint64_t)(value), 0, 0, 0, 0, 0, 0, 0 } }
+	{ { 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, (uint64_t)(value), 0, 0, 0, 0, 0, 0, 0, 0 } }
 
 /* Stands for the default batch: 1024, or twice the number of CPUs if that is more. */
 #define PINFOLD_BATCH_DEFAULT UINT64_MAX
@@ -1008,20 +1008,20 @@ void pinfold_counters_destroy(struct pinfold_counters *counters);
  * they reach the total. So the batch stays small, 32 by default, and the error of a read grows with
  * N log N on N CPUs. This is the kernel's percpu_counter_tree.
  *
- * The struct takes 192 bytes. From the first add on, a tree takes 32 bytes more for each CPU that
+ * The struct takes 160 bytes. From the first add on, a tree takes 32 bytes more for each CPU that
  * adds, and for the total, and 64 bytes for each node of the tree: 6 for 16 CPUs, 36 for 256. A
  * tree must not be const.
  */
 struct pinfold_counter_tree {
-	uint64_t pinfold_private[24];
+	uint64_t pinfold_private[20];
 };
 
 /*
  * Initialises a static tree to `value`, with the default batch. Do not destroy such a tree.
  */
 #define PINFOLD_COUNTER_TREE_INIT(value) \
-	{ { 64, 32, ~(uint64_t)32, 0, 0, 0, 0, 0, (uint64_t)(value), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, \
-	    0, 0, 0, 0, 0 } }
+	{ { 64, 32, ~(uint64_t)32, 0, 0, 0, 0, 0, 0, 0, (uint64_t)(value), 0, 0, 0, 0, 0, 0, 0, \
+	    0, 0 } }
 
 /*
  * Creates a tree at `value`, with `batch` from 1 to 2^40, or PINFOLD_BATCH_DEFAULT, which is 32.

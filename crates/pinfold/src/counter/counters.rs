@@ -10,7 +10,7 @@ use core::ptr::NonNull;
 
 /// Many counters with one batch, made together: a slice of [`PerCpuCounter`]s.
 ///
-/// The handles lie side by side, and so do the words of each CPU. `n` counters take `n` times 128
+/// The handles lie side by side, and so do the words of each CPU. `n` counters take `n` times 152
 /// bytes for the handles and `n` times 32 bytes for the totals. Each CPU that adds takes `n` times
 /// 32 bytes more.
 ///

@@ -3,6 +3,7 @@
 use super::shards::{Direction, MAX_BATCH, SIZE, Shards, batch_for};
 use super::{fork, stripe, watch};
 use crate::counter_units::{CLOSED, LazyBlock};
+use core::mem::offset_of;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicI64, AtomicU64};
 
@@ -17,9 +18,9 @@ const MIN_DEFAULT: u64 = 1024;
 
 /// Counts up and down in 64 bits, with adds that stay on the CPU's own words.
 ///
-/// The handle takes 128 bytes: a cache line that adds only read, and a line with the base, which
-/// large adds write. So a large add does not slow down the adds of other CPUs, not even those to
-/// its neighbours in an array.
+/// The handle takes 152 bytes. Wherever it begins, the words that adds only read are in another
+/// cache line than the base, which large adds write. So a large add does not slow down the adds of
+/// other CPUs, not even those to its neighbours in an array.
 ///
 /// Each CPU that adds takes 32 bytes more, and so does the total. These words are packed side by
 /// side with those of other counters, and allocated by the first add. Without memory for them, the
@@ -68,19 +69,26 @@ pub struct PerCpuCounter {
     /// that is too large.
     largest_kept_inverted: AtomicU64,
     /// Keeps the base out of the line that adds read.
-    apart: [u64; 5],
+    apart: [u64; 7],
     /// The sum of the adds that used no shard.
     pub(super) base: AtomicI64,
     /// The word of `pace`: the last sum, and how many sums have yet to wait.
     pub(super) seen: AtomicU64,
     /// In an array, keeps the base out of the line that adds read in the next counter.
-    apart_from_next: [u64; 6],
+    apart_from_next: [u64; 7],
 }
 
-// A handle need not begin at a cache line. Even so, the words that adds read lie a line apart from
-// those that they write, in arrays too.
-const _: () = assert!(size_of::<PerCpuCounter>() == 128 && align_of::<PerCpuCounter>() == 8);
-const _: () = assert!(core::mem::offset_of!(PerCpuCounter, base) == 64);
+// A handle need not begin at a cache line. Even so, a word that adds read and a word that they
+// write begin a line or more apart, in arrays too, so no line has both.
+const _: () = {
+    const SIZE: usize = size_of::<PerCpuCounter>();
+    const LINE: usize = 64;
+    assert!(SIZE == 152 && align_of::<PerCpuCounter>() == 8);
+    assert!(
+        offset_of!(PerCpuCounter, base) >= offset_of!(PerCpuCounter, largest_kept_inverted) + LINE
+    );
+    assert!(SIZE + offset_of!(PerCpuCounter, block) >= offset_of!(PerCpuCounter, seen) + LINE);
+};
 
 impl Default for PerCpuCounter {
     fn default() -> Self {
@@ -124,10 +132,10 @@ impl PerCpuCounter {
             block: LazyBlock::new(),
             rule: DEFAULT,
             largest_kept_inverted: AtomicU64::new(0),
-            apart: [0; 5],
+            apart: [0; 7],
             base: AtomicI64::new(0),
             seen: AtomicU64::new(0),
-            apart_from_next: [0; 6],
+            apart_from_next: [0; 7],
         }
     }
 

@@ -46,7 +46,7 @@ const NODE: usize = 64;
 /// So the batch should be at least as large as the usual add. An add never waits, and nor does the
 /// thread that carries an amount up: it leaves out a node that another thread has taken.
 ///
-/// The handle takes 192 bytes. Each CPU that adds takes 32 bytes more, and so does the total. The
+/// The handle takes 160 bytes. Each CPU that adds takes 32 bytes more, and so does the total. The
 /// nodes take 64 bytes each: there are none for two CPUs, 6 for 16, and 36 for 256. The first adds
 /// allocate all of these. Without memory for the nodes, amounts go to the total at once, and
 /// without any memory, the counter is one atomic.
@@ -80,8 +80,6 @@ pub struct CounterTree {
     leaves: PerCpuCounter,
     /// The block of the nodes, which is used in the shared unit only.
     nodes: LazyBlock,
-    /// In an array, keeps what adds read in the next counter a line away from what they write.
-    apart: [u64; 7],
 }
 
 impl Default for CounterTree {
@@ -97,7 +95,6 @@ impl CounterTree {
         CounterTree {
             leaves: PerCpuCounter::new().with_batch(DEFAULT),
             nodes: LazyBlock::new(),
-            apart: [0; 7],
         }
     }
 

@@ -173,7 +173,7 @@ macro_rules! vmstat_items {
 /// Counting is one critical section, in any thread or signal handler. A CPU folds when it has
 /// counted more than the threshold since its last fold, and then half a threshold in advance.
 ///
-/// Memory is allocated when the first thing is counted: for each zone and item, 128 bytes for the
+/// Memory is allocated when the first thing is counted: for each zone and item, 152 bytes for the
 /// counter, 32 bytes for its total, and 32 bytes on each CPU that counts. So two items share a
 /// cache line of each CPU. The kernel's differences are bytes, and 64 share one.
 ///
