@@ -18,12 +18,27 @@ fn main() {
     let folder = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
     println!("cargo::rustc-cdylib-link-arg=-Wl,-T,{folder}/order.ld");
     println!("cargo::rerun-if-changed=order.ld");
+    let_link_without_libgcc();
     if knows_packed_relocations() {
         // A fifteenth of the bytes that the loader reads, so that these and the constants of the
         // start fit into the 64 KiB that the kernel maps at once.
         println!("cargo::rustc-cdylib-link-arg=-Wl,-z,pack-relative-relocs");
     }
     println!("cargo::rerun-if-changed=build.rs");
+}
+
+/// With musl, Rust's standard library asks for the shared libgcc_s, which systems with glibc do not
+/// have for musl. This library loads an unwinder only when one is called for (`unwind.rs`), so an
+/// empty linker script serves as well.
+fn let_link_without_libgcc() {
+    let variable = |name| std::env::var(name).unwrap_or_default();
+    if variable("CARGO_CFG_TARGET_ENV") == "musl" {
+        let folder = variable("OUT_DIR");
+        let script = std::path::Path::new(&folder).join("libgcc_s.so");
+        if std::fs::write(script, "/* nothing */\n").is_ok() {
+            println!("cargo::rustc-link-search=native={folder}");
+        }
+    }
 }
 
 /// Returns whether the C library's loader on this machine applies packed relocations, as glibc's

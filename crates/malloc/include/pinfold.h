@@ -1385,8 +1385,9 @@ struct pinfold_isolation_report {
 
 /*
  * Isolates the CPU to which the calling thread is pinned: folds the CPU's watched counters, moves
- * its free objects to where other CPUs find them, and waits for the shepherds to leave the CPU, at
- * most 0.1 s. In the child of a fork, no CPU is isolated.
+ * its free objects to where other CPUs find them, makes the words of caches and counters resident
+ * (20 KiB or more for each CPU that has run the program), and waits for the shepherds to leave the
+ * CPU, at most 0.1 s. In the child of a fork, no CPU is isolated.
  *
  * Returns the isolation, or NULL with EINVAL (the thread may run on several CPUs), EBUSY (the CPU
  * is isolated already), ENOSPC (64 CPUs are isolated) or ENOMEM.

@@ -1,7 +1,8 @@
 //! Per-CPU memory: a block lies at the same offset in every CPU's unit.
 //!
 //! All units lie in one mapping, a fixed stride apart. Pages of the mapping take memory only when
-//! they are touched, so a CPU on which the process never counts takes none. Small blocks are packed
+//! they are touched, so a CPU on which the process never counts takes none. While a CPU is isolated,
+//! the pages of all blocks are made resident instead ([`make_resident`]). Small blocks are packed
 //! side by side, so many counters share the cache lines and pages of each CPU. Behind the last
 //! CPU's unit lies one more, the *shared unit*. All CPUs together use the part of each block that
 //! lies there.
@@ -23,8 +24,8 @@ use crate::fork;
 use crate::lock::{Guard, Hooks, Lock, Rank};
 use crate::sys;
 use crate::topology::{bits, facts};
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU64, AtomicUsize};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use core::sync::atomic::{AtomicU64, AtomicUsize, fence};
 use pinfold_rseq::{
     Backend, Index, MAX_INDEX, UNIT_HEADER, Units, backend, current, near, possible,
 };
@@ -60,8 +61,10 @@ const MIN_STRIDE: usize = 64 << 10;
 /// The address of the first unit, or 0 until the units are mapped.
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static STRIDE: AtomicUsize = AtomicUsize::new(0);
-/// Where the last block of a unit ends, of all blocks that there ever were.
+/// The largest offset at which a block has ever ended. Never falls. 0 before the first block.
 static END: AtomicUsize = AtomicUsize::new(0);
+/// How many bytes at the start of each unit were made resident, in whole pages.
+static RESIDENT: AtomicUsize = AtomicUsize::new(0);
 /// The address of the shared unit.
 static SHARED: AtomicUsize = AtomicUsize::new(0);
 /// One bit for each index with a unit.
@@ -188,7 +191,8 @@ fn alignment(words: usize) -> (usize, usize) {
 /// handler that may not wait for this module's lock.
 ///
 /// Takes this module's lock, and writes one bit for each word. Reads the bits from a hint up to the
-/// first free run. The first call maps the units.
+/// first free run. The first call maps the units. While a CPU is isolated, a block on a page without
+/// blocks so far costs a system call for each unit.
 pub(crate) fn alloc(size: usize) -> Option<usize> {
     alloc_in(SPACE.lock_or_divert()?, size)
 }
@@ -207,29 +211,39 @@ fn alloc_in(mut space: Guard<'_, Space>, size: usize) -> Option<usize> {
     }
     let found = space.find(words, align, space.hints[class])?;
     space.set(found, words, true);
-    END.fetch_max((found + words) * WORD, Relaxed);
+    let end = (found + words) * WORD;
+    END.fetch_max(end, Relaxed);
     if words <= LINE_WORDS {
         space.hints[class] = found + words;
     }
-    if facts::any_quiet() {
-        used().for_each(|unit| make_block_resident(unit, found * WORD, size));
+    // Pairs with the fence in `make_resident`.
+    fence(SeqCst);
+    if end > RESIDENT.load(Relaxed) && facts::any_quiet() {
+        make_resident();
     }
     Some(found * WORD)
 }
 
-/// Makes the pages of all blocks resident in the units in use, so that no later use interrupts an
-/// isolated CPU ([`sys::make_resident`]). Makes a system call for each unit.
+/// Makes the pages of all blocks resident in the units in use and in the shared unit, so that no
+/// later use interrupts an isolated CPU ([`sys::make_resident`]). Makes a system call for each unit.
 pub(crate) fn make_resident() {
-    used().for_each(|unit| make_block_resident(unit, 0, END.load(Relaxed)));
+    // The caller has isolated a CPU, or has moved `END`. Pairs with the fences in `install_here`
+    // and `alloc_in`: either this thread sees their unit or block, or they see the isolated CPU.
+    fence(SeqCst);
+    let end = END.load(Relaxed);
+    if end != 0 {
+        let units = used().chain(core::iter::once(possible()));
+        units.for_each(|unit| make_start_resident(unit, end));
+        RESIDENT.fetch_max(end.next_multiple_of(sys::page_size()), Relaxed);
+    }
 }
 
-/// Makes the pages of a block resident in one unit.
-fn make_block_resident(unit: usize, offset: usize, size: usize) {
-    let page = sys::page_size();
-    let from = offset & !(page - 1);
-    let size = (offset + size).next_multiple_of(page) - from;
-    // SAFETY: the block lies in the unit, which is whole pages of the mapping of the units.
-    unsafe { sys::make_resident(word_at(unit, from).as_ptr().cast(), size) };
+/// Makes the pages of a unit that hold its first `size` bytes resident.
+fn make_start_resident(unit: usize, size: usize) {
+    let size = size.next_multiple_of(sys::page_size());
+    // SAFETY: `size` is at most what a unit has, and units are whole pages of a mapping of this
+    // library.
+    unsafe { sys::make_resident(word_at(unit, 0).as_ptr().cast(), size) };
 }
 
 /// Zeroes a block in every unit and gives it back.
@@ -355,14 +369,16 @@ pub(crate) fn install_here() -> Option<usize> {
         let unit = word_at(index, 0).as_ptr().cast();
         // SAFETY: the unit is `STRIDE` bytes of whole pages in the mapping of the units.
         unsafe { place_near(index, unit, STRIDE.load(Relaxed)) };
-        if facts::any_quiet() {
-            make_block_resident(index, 0, END.load(Relaxed));
-        }
         // Marks the unit as in use before it is installed. A thread that walks the units between
         // the two steps finds zeroes. Release pairs with the acquires in `used` and
         // `for_each_used`: a thread that sees the unit's bit also sees its pages placed.
         IN_USE_WORDS.fetch_max(index / 64 + 1, Release);
         IN_USE[index / 64].fetch_or(1 << (index % 64), Release);
+        // Pairs with the fence in `make_resident`.
+        fence(SeqCst);
+        if facts::any_quiet() {
+            make_start_resident(index, END.load(Relaxed));
+        }
         // If another thread was faster, it has installed the same unit.
         let _ = COUNTER_UNITS.install(index, unit);
     }
@@ -407,7 +423,7 @@ pub(crate) unsafe fn place_near(index: usize, unit: *mut u8, size: usize) {
         let node = here.map(|(_, node)| node);
         // If the thread has left the CPU, or the CPU's node has no memory, the kernel places each
         // page where it is first touched. The threads that touch the unit run on that CPU, so the
-        // pages still come from near it.
+        // pages still come from near it. Pages that `make_resident` touches do not.
         if node.is_none() || !sys::prefer_node(unit, size, node) {
             sys::prefer_node(unit, size, None);
         }
@@ -512,6 +528,45 @@ mod tests {
         }
         let sum: u64 = used().map(|unit| word_at(unit, offset).load(Relaxed)).sum();
         assert_eq!(sum, 1);
+    }
+
+    /// Returns the calling thread's page faults.
+    fn faults() -> i64 {
+        // SAFETY: `rusage` consists of integers, and the call writes to one.
+        unsafe {
+            let mut usage: libc::rusage = core::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage);
+            usage.ru_minflt
+        }
+    }
+
+    #[test]
+    fn blocks_are_resident_while_a_cpu_is_isolated() {
+        const SIZE: usize = 1 << 20;
+        let write = |offset: usize| {
+            let units = used().chain(core::iter::once(possible()));
+            let before = faults();
+            for unit in units {
+                for at in (offset..offset + SIZE).step_by(sys::page_size()) {
+                    word_at(unit, at).store(0, Relaxed);
+                }
+            }
+            faults() - before
+        };
+        // Without an isolated CPU, each page is a fault.
+        let lazy = alloc(SIZE).unwrap();
+        assert!(facts::any_quiet() || write(lazy) >= (SIZE / sys::page_size()) as i64);
+        // No CPU has this number.
+        let place = crate::spared::claim(9999, 9999).unwrap();
+        let resident = alloc(SIZE).unwrap();
+        let found = write(resident);
+        crate::spared::release(place);
+        // SAFETY: the blocks were allocated above, and no operation on them is under way.
+        unsafe {
+            free(lazy, SIZE);
+            free(resident, SIZE);
+        }
+        assert!(found < 4, "{found} faults");
     }
 
     #[test]

@@ -391,7 +391,8 @@ pub(crate) unsafe fn refuse_huge(at: *mut u8, size: usize) {
     unsafe { advise(at, size, libc::MADV_NOHUGEPAGE) };
 }
 
-/// Makes pages resident and writable. The kernel may refuse, for example before Linux 5.14.
+/// Makes pages resident and writable. Ignores a refusal of the kernel, for example before Linux
+/// 5.14. The pages then fault as before.
 ///
 /// A page that is read before it is written is at first the kernel's shared page of zeroes. The
 /// first write replaces the page, and then the kernel interrupts all CPUs of the process to flush

@@ -157,7 +157,7 @@ const INTERRUPTING: [libc::c_long; 6] = [
 /// Selects the flushes for which a CPU interrupts others (`TLB_REMOTE_SEND_IPI`).
 const SENDS: &str = "reason == 4";
 
-/// Selects the faults of a program that writes to a page that it may only read.
+/// Selects the faults of a program that writes to a page that it may only read (x86-64).
 const REPLACES: &str = "error_code == 7";
 
 /// Records what happens on the loop's CPU, and the calls on other CPUs that may interrupt it.
@@ -253,10 +253,12 @@ impl Traces {
             let why = if let Some(call) = call {
                 format!("call {}", call.number)
             } else {
-                let mut before = replaced.iter().rev();
-                let fault =
-                    before.find(|fault| fault.thread == flush.thread && fault.time <= flush.time);
-                let fault = fault.map_or("", |fault| &fault.details);
+                // The fault during which the thread flushed takes microseconds.
+                let span = flush.time.saturating_sub(Duration::from_millis(1))..=flush.time;
+                let mut faults = replaced.iter();
+                let fault = faults
+                    .find(|fault| fault.thread == flush.thread && span.contains(&fault.time))
+                    .map_or("", |fault| &fault.details);
                 traced.outside += u64::from(is_of_this_process(flush.thread));
                 format!("{} {fault}", flush.stack.join(" < "))
             };

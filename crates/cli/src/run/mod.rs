@@ -135,7 +135,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     if placed.is_some() {
         command.env_remove(POLICY);
     }
-    let obstacle = program.obstacle();
+    let obstacle = program.obstacle(program::CLibrary::of(&library));
     match &obstacle {
         Some(obstacle) => explain(&program, obstacle),
         None => {

@@ -32,7 +32,47 @@ pub enum Obstacle {
     Static,
     Privileged,
     OtherMachine,
-    OtherLoader(String),
+    /// The program's loader, and the C library for which Pinfold's library is built.
+    OtherLoader(String, CLibrary),
+}
+
+/// A C library, with its loader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CLibrary {
+    Glibc,
+    Musl,
+}
+
+impl CLibrary {
+    /// Returns the C library that a shared library needs. It is glibc if the file does not tell.
+    pub fn of(library: &Path) -> CLibrary {
+        let needed = needed(library).unwrap_or_default();
+        let is_musl = |name: &String| name == "libc.so" || name.starts_with("libc.musl-");
+        match needed.iter().any(is_musl) {
+            true => CLibrary::Musl,
+            false => CLibrary::Glibc,
+        }
+    }
+
+    /// Returns whether `loader`, an interpreter that a program names, loads this C library.
+    fn has_loader(self, loader: &str) -> bool {
+        match self {
+            // Nix has its loaders in folders of its own.
+            CLibrary::Glibc => ["/ld-linux", "/ld.so", "/nix/"]
+                .iter()
+                .any(|part| loader.contains(part)),
+            CLibrary::Musl => loader.contains("/ld-musl"),
+        }
+    }
+}
+
+impl fmt::Display for CLibrary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CLibrary::Glibc => "glibc",
+            CLibrary::Musl => "musl",
+        })
+    }
 }
 
 impl fmt::Display for Obstacle {
@@ -47,9 +87,9 @@ impl fmt::Display for Obstacle {
             Obstacle::OtherMachine => {
                 f.write_str("is built for another processor architecture than Pinfold's library")
             }
-            Obstacle::OtherLoader(loader) => write!(
+            Obstacle::OtherLoader(loader, library) => write!(
                 f,
-                "is loaded by {loader}, but Pinfold's library is built for the loader of glibc"
+                "is loaded by {loader}, but Pinfold's library is built for the loader of {library}"
             ),
         }
     }
@@ -101,32 +141,39 @@ impl Program {
         })
     }
 
-    /// Returns why no library can be preloaded, or `None` if one can.
-    pub fn obstacle(&self) -> Option<Obstacle> {
+    /// Returns why a library for this C library cannot be preloaded, or `None` if it can.
+    pub fn obstacle(&self, library: CLibrary) -> Option<Obstacle> {
         if gains_privileges(&self.binary) {
             return Some(Obstacle::Privileged);
         }
         // If the file is unreadable or malformed, the kernel decides.
-        elf_obstacle(&head(&self.binary).ok()?)
+        elf_obstacle(&head(&self.binary).ok()?, library)
     }
 }
 
 impl Program {
     /// Returns the name of the sanitizer's library that the program is linked with.
     pub fn sanitizer(&self) -> Option<String> {
-        #[expect(clippy::disallowed_methods, reason = "the user names the program")]
-        let file = ReadCache::new(File::open(&self.binary).ok()?);
-        let header = FileHeader64::<Endianness>::parse(&file).ok()?;
-        let order = header.endian().ok()?;
-        let sections = header.sections(order, &file).ok()?;
-        let (entries, link) = sections.dynamic(order, &file).ok()??;
-        let strings = sections.strings(order, &file, link).ok()?;
-        let mut needed = entries
-            .iter()
-            .filter(|entry| entry.d_tag(order) == DT_NEEDED)
-            .filter_map(|entry| str::from_utf8(entry.string(order, strings).ok()?).ok());
-        needed.find(|name| is_sanitizer(name)).map(str::to_owned)
+        needed(&self.binary)?
+            .into_iter()
+            .find(|name| is_sanitizer(name))
     }
+}
+
+/// Returns the names of the libraries that a file is linked with.
+fn needed(file: &Path) -> Option<Vec<String>> {
+    #[expect(clippy::disallowed_methods, reason = "the user names the file")]
+    let file = ReadCache::new(File::open(file).ok()?);
+    let header = FileHeader64::<Endianness>::parse(&file).ok()?;
+    let order = header.endian().ok()?;
+    let sections = header.sections(order, &file).ok()?;
+    let (entries, link) = sections.dynamic(order, &file).ok()??;
+    let strings = sections.strings(order, &file, link).ok()?;
+    let needed = entries
+        .iter()
+        .filter(|entry| entry.d_tag(order) == DT_NEEDED)
+        .filter_map(|entry| str::from_utf8(entry.string(order, strings).ok()?).ok());
+    Some(needed.map(str::to_owned).collect())
 }
 
 /// Returns whether a library of this name is a sanitizer's that brings an allocator. Refuses a name
@@ -187,8 +234,8 @@ fn gains_privileges(path: &Path) -> bool {
 }
 
 /// Checks the ELF header and the program headers. A library can be preloaded into a 64-bit file of
-/// this architecture whose interpreter is glibc's loader.
-fn elf_obstacle(bytes: &[u8]) -> Option<Obstacle> {
+/// this architecture whose interpreter is the loader of the library's C library.
+fn elf_obstacle(bytes: &[u8], library: CLibrary) -> Option<Obstacle> {
     const MACHINE: u16 = if cfg!(target_arch = "aarch64") {
         183
     } else {
@@ -221,8 +268,8 @@ fn elf_obstacle(bytes: &[u8]) -> Option<Obstacle> {
             let loader = String::from_utf8_lossy(text)
                 .trim_end_matches('\0')
                 .to_owned();
-            let glibc = loader.contains("/ld-linux") || loader.contains("/ld.so");
-            return (!glibc && !loader.contains("/nix/")).then_some(Obstacle::OtherLoader(loader));
+            return (!library.has_loader(&loader))
+                .then_some(Obstacle::OtherLoader(loader, library));
         }
     }
     Some(Obstacle::Static)
@@ -230,27 +277,39 @@ fn elf_obstacle(bytes: &[u8]) -> Option<Obstacle> {
 
 #[cfg(test)]
 mod tests {
+    use super::CLibrary::{Glibc, Musl};
     use super::*;
 
     #[test]
     fn a_library_can_be_preloaded_into_this_program() {
         let me = std::env::current_exe().unwrap();
-        assert_eq!(elf_obstacle(&head(&me).unwrap()), None);
+        assert_eq!(elf_obstacle(&head(&me).unwrap(), Glibc), None);
     }
 
     #[test]
     fn elf_headers_tell_why_nothing_can_be_preloaded() {
         let mut elf = head(&std::env::current_exe().unwrap()).unwrap();
         elf[18] ^= 1;
-        assert_eq!(elf_obstacle(&elf), Some(Obstacle::OtherMachine));
+        assert_eq!(elf_obstacle(&elf, Glibc), Some(Obstacle::OtherMachine));
         elf[18] ^= 1;
         elf[56] = 0;
-        assert_eq!(elf_obstacle(&elf), Some(Obstacle::Static));
-        assert_eq!(elf_obstacle(b"#!/bin/sh\n"), None);
-        assert_eq!(elf_obstacle(b"\x7fELF"), None);
+        assert_eq!(elf_obstacle(&elf, Glibc), Some(Obstacle::Static));
+        assert_eq!(elf_obstacle(b"#!/bin/sh\n", Glibc), None);
+        assert_eq!(elf_obstacle(b"\x7fELF", Glibc), None);
         for cut in 0..400 {
-            let _ = elf_obstacle(&elf[..cut]);
+            let _ = elf_obstacle(&elf[..cut], Glibc);
         }
+    }
+
+    #[test]
+    fn a_library_goes_only_into_programs_with_its_c_library() {
+        let me = std::env::current_exe().unwrap();
+        let obstacle = elf_obstacle(&head(&me).unwrap(), Musl).unwrap();
+        assert!(matches!(&obstacle, Obstacle::OtherLoader(_, Musl)));
+        assert!(obstacle.to_string().ends_with("for the loader of musl"));
+        assert!(Musl.has_loader("/lib/ld-musl-x86_64.so.1"));
+        assert!(!Glibc.has_loader("/lib/ld-musl-x86_64.so.1"));
+        assert_eq!(CLibrary::of(&me), Glibc);
     }
 
     #[test]

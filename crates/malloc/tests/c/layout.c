@@ -7,9 +7,9 @@
 
 #include <stdio.h>
 
-_Static_assert(sizeof(struct pinfold_counter) == 128, "a counter takes 128 bytes");
+_Static_assert(sizeof(struct pinfold_counter) == 152, "a counter takes 152 bytes");
 _Static_assert(_Alignof(struct pinfold_counter) == 8, "a counter is aligned to 8");
-_Static_assert(sizeof(struct pinfold_counter_tree) == 192, "a tree takes 192 bytes");
+_Static_assert(sizeof(struct pinfold_counter_tree) == 160, "a tree takes 160 bytes");
 _Static_assert(_Alignof(struct pinfold_counter_tree) == 8, "a tree is aligned to 8");
 _Static_assert(sizeof(struct pinfold_event) == 16, "an event counter takes 16 bytes");
 _Static_assert(_Alignof(struct pinfold_event) == 8, "an event counter is aligned to 8");
@@ -35,9 +35,9 @@ static const struct pinfold_event event = PINFOLD_EVENT_INIT;
 
 int main(void)
 {
-	CHECK(counter.pinfold_private[0] == 64 && counter.pinfold_private[8] == 7);
+	CHECK(counter.pinfold_private[0] == 64 && counter.pinfold_private[10] == 7);
 	CHECK(tree.pinfold_private[0] == 64 && tree.pinfold_private[1] == 32);
-	CHECK(tree.pinfold_private[8] == 7 && tree.pinfold_private[23] == 0);
+	CHECK(tree.pinfold_private[10] == 7 && tree.pinfold_private[19] == 0);
 	CHECK(event.pinfold_private[0] == 0 && event.pinfold_private[1] == 0);
 	CHECK(ref.pinfold_private[0] == 2 && ref.pinfold_private[1] >> 63 == 1);
 	puts("ok");

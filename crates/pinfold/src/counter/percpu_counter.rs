@@ -68,18 +68,18 @@ pub struct PerCpuCounter {
     /// [`MAX_BATCH`] is correct, because any add may go to the base, and the shard refuses an add
     /// that is too large.
     largest_kept_inverted: AtomicU64,
-    /// Keeps the base out of the line that adds read.
+    /// Keeps the base out of the lines that adds read.
     apart: [u64; 7],
     /// The sum of the adds that used no shard.
     pub(super) base: AtomicI64,
     /// The word of `pace`: the last sum, and how many sums have yet to wait.
     pub(super) seen: AtomicU64,
-    /// In an array, keeps the base out of the line that adds read in the next counter.
+    /// In an array, keeps the base out of the lines that adds read in the next counter.
     apart_from_next: [u64; 7],
 }
 
-// A handle need not begin at a cache line. Even so, a word that adds read and a word that they
-// write begin a line or more apart, in arrays too, so no line has both.
+// A handle need not begin at a cache line. Even so, a word that adds read and a word that adds or
+// sums write begin a line or more apart, in arrays too, so no line has both.
 const _: () = {
     const SIZE: usize = size_of::<PerCpuCounter>();
     const LINE: usize = 64;

@@ -82,6 +82,9 @@ pub struct CounterTree {
     nodes: LazyBlock,
 }
 
+// As for `PerCpuCounter`, in arrays too.
+const _: () = assert!(size_of::<CounterTree>() == 160 && size_of::<PerCpuCounter>() == 152);
+
 impl Default for CounterTree {
     fn default() -> Self {
         Self::new()

@@ -91,8 +91,9 @@ impl Trace {
         let mut events: Vec<Event> = Vec::new();
         for line in read("trace").lines() {
             if let Some(function) = line.trim_start().strip_prefix("=> ") {
-                let of = events.last_mut().expect("an event before its stack");
-                of.stack.push(function.to_owned());
+                if let Some(of) = events.last_mut() {
+                    of.stack.push(function.to_owned());
+                }
             } else {
                 events.extend(parsed(line));
             }

@@ -10,10 +10,12 @@ use crate::cache_units::{ALL_CLASSES, CLASSES, CacheId, MAX_CACHES, SPARE, STOPP
 use crate::lock::{Llist, Lock, Rank, Word};
 use crate::mempolicy::Placement;
 use crate::slab::checks::debug::DebugFlags;
-use crate::slab::cpu::place::Place;
+use crate::slab::cpu::place::{self, Place};
 use crate::slab::cpu::sheaf::SheafList;
 use crate::slab::node::objects::{Objects, Treatment};
 use crate::slab::node::part::Node;
+use crate::sys;
+use crate::topology::facts;
 use core::alloc::Layout;
 use core::ops::Deref;
 use core::ptr::NonNull;
@@ -312,6 +314,9 @@ impl Descriptor {
             });
         }
         registry::publish(id, cache);
+        if id.main().is_multiple_of(sys::page_size()) && facts::any_quiet() {
+            place::make_units_resident();
+        }
         // SAFETY: the descriptor was written above. It stays as it is until its owner retires it,
         // and the owner is the caller.
         let cache: &'static Descriptor = unsafe { cache.as_ref() };

@@ -178,16 +178,23 @@ fn prepare() -> bool {
 /// Makes the pages of a unit's words resident, so that no later use interrupts an isolated CPU
 /// ([`sys::make_resident`]). Covers the caches that exist, and as many more as fit into the pages.
 fn make_resident(unit: *mut u8) {
-    let size = CacheId::nth(registry::used() - 1).map_or(UNIT, |last| last.main() + 8);
-    let size = size.next_multiple_of(sys::page_size()).min(SPARE);
-    for kind in [MAIN, SPARE, DEFERRED, HELD] {
-        // SAFETY: a unit is whole pages of a mapping of this library, and has `SPARE` bytes for
-        // words of each kind.
-        unsafe { sys::make_resident(unit.add(kind), size) };
+    let words = CacheId::nth(registry::used() - 1).map_or(SPARE, |last| last.main() + 8);
+    let page = sys::page_size();
+    // SAFETY: a unit is whole pages of a mapping of this library. It has `SPARE` bytes for words of
+    // each kind, which are whole pages unless the pages are larger.
+    unsafe {
+        if page > SPARE {
+            return sys::make_resident(unit, UNIT);
+        }
+        for kind in [MAIN, SPARE, DEFERRED, HELD] {
+            sys::make_resident(unit.add(kind), words.next_multiple_of(page));
+        }
     }
 }
 
-/// Makes the units of all CPUs resident, for a thread that has isolated its CPU.
+/// Makes the units of all CPUs resident, for a thread that has isolated its CPU, or has made a cache
+/// whose words are the first on a page. A unit that is installed meanwhile makes itself resident:
+/// the caller has taken [`STOPPING`] since it isolated the CPU (`empty_here`).
 pub(crate) fn make_units_resident() {
     let units = (0..possible()).map(|index| SHEAF_UNITS.unit(index));
     units.filter(|unit| !unit.is_null()).for_each(make_resident);
