@@ -1,11 +1,11 @@
 //! Per-CPU memory: a block lies at the same offset in every CPU's unit.
 //!
 //! All units lie in one mapping, a fixed stride apart. Pages of the mapping take memory only when
-//! they are touched, so a CPU on which the process never counts takes none. While a CPU is isolated,
-//! the pages of all blocks are made resident instead ([`make_resident`]). Small blocks are packed
-//! side by side, so many counters share the cache lines and pages of each CPU. Behind the last
-//! CPU's unit lies one more, the *shared unit*. All CPUs together use the part of each block that
-//! lies there.
+//! they are touched, so a CPU on which the process never counts takes none. While a CPU is
+//! isolated, the pages of all blocks are made resident instead ([`make_resident`]). Small blocks are
+//! packed side by side, so many counters share the cache lines and pages of each CPU. Behind the
+//! last CPU's unit lies one more, the *shared unit*. All CPUs together use the part of each block
+//! that lies there.
 //!
 //! ```text
 //! unit 0                        unit 1                          unit `possible`
@@ -191,8 +191,8 @@ fn alignment(words: usize) -> (usize, usize) {
 /// handler that may not wait for this module's lock.
 ///
 /// Takes this module's lock, and writes one bit for each word. Reads the bits from a hint up to the
-/// first free run. The first call maps the units. While a CPU is isolated, a block on a page without
-/// blocks so far costs a system call for each unit.
+/// first free run. The first call maps the units. While a CPU is isolated, a block on a page
+/// without blocks so far costs a system call for each unit.
 pub(crate) fn alloc(size: usize) -> Option<usize> {
     alloc_in(SPACE.lock_or_divert()?, size)
 }
@@ -225,7 +225,8 @@ fn alloc_in(mut space: Guard<'_, Space>, size: usize) -> Option<usize> {
 }
 
 /// Makes the pages of all blocks resident in the units in use and in the shared unit, so that no
-/// later use interrupts an isolated CPU ([`sys::make_resident`]). Makes a system call for each unit.
+/// later use interrupts an isolated CPU ([`sys::make_resident`]). Makes a system call for each
+/// unit.
 pub(crate) fn make_resident() {
     // The caller has isolated a CPU, or has moved `END`. Pairs with the fences in `install_here`
     // and `alloc_in`: either this thread sees their unit or block, or they see the isolated CPU.

@@ -78,7 +78,7 @@ impl Last {
             None => {
                 let next = self.0.fetch_add(1, Relaxed) + 1;
                 libc::timespec {
-                    tv_sec: (next / 1000) as libc::time_t,
+                    tv_sec: (next / 1000) as _,
                     tv_nsec: (next % 1000 * 1_000_000) as libc::c_long,
                 }
             }

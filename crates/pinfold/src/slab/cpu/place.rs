@@ -192,9 +192,9 @@ fn make_resident(unit: *mut u8) {
     }
 }
 
-/// Makes the units of all CPUs resident, for a thread that has isolated its CPU, or has made a cache
-/// whose words are the first on a page. A unit that is installed meanwhile makes itself resident:
-/// the caller has taken [`STOPPING`] since it isolated the CPU (`empty_here`).
+/// Makes the units of all CPUs resident, for a thread that has isolated its CPU, or has made a
+/// cache whose words are the first on a page. A unit that is installed meanwhile makes itself
+/// resident: the caller has taken [`STOPPING`] since it isolated the CPU (`empty_here`).
 pub(crate) fn make_units_resident() {
     let units = (0..possible()).map(|index| SHEAF_UNITS.unit(index));
     units.filter(|unit| !unit.is_null()).for_each(make_resident);
