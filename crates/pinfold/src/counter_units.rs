@@ -3,9 +3,9 @@
 //! All units lie in one mapping, a fixed stride apart. Pages of the mapping take memory only when
 //! they are touched, so a CPU on which the process never counts takes none. While a CPU is
 //! isolated, the pages of all blocks are made resident instead ([`make_resident`]). Small blocks
-//! are packed side by side, so many counters share the cache lines and pages of each CPU. Behind the
-//! last CPU's unit lies one more, the *shared unit*. All CPUs together use the part of each block
-//! that lies there.
+//! are packed side by side, so many counters share the cache lines and pages of each CPU. Behind
+//! the last CPU's unit lies one more, the *shared unit*. All CPUs together use the part of each
+//! block that lies there.
 //!
 //! ```text
 //! unit 0                        unit 1                          unit `possible`
