@@ -107,7 +107,7 @@ pub use registration::registers_threads;
 pub use selftest::{SelfTest, preemption_test, selftest};
 pub use stack::STACK_ALIGN;
 pub use state::{
-    Backend, BackendError, Index, Missing, VARIABLE, backend, current, decided,
+    Backend, BackendError, Index, Missing, VARIABLE, backend, current, current_cpu, decided,
     has_concurrency_ids, init, missing, possible,
 };
 /// Returns the calling thread's thread pointer. Each living thread of the process has a different

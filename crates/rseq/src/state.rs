@@ -355,9 +355,7 @@ fn settle_atomic(why: Missing) {
 pub fn current() -> usize {
     let (cs, index) = crate::near!(STATE, State).offsets();
     if cs == 0 {
-        // SAFETY: sched_getcpu has no preconditions.
-        let cpu = unsafe { libc::sched_getcpu() };
-        return if cpu < 0 { 0 } else { cpu as usize % MAX_INDEX };
+        return ask_for_cpu();
     }
     // SAFETY: `cs` is not 0, so `index` is the offset of an id field in the thread's area.
     let read = || unsafe { arch::read_index(index) } as usize;
@@ -366,6 +364,36 @@ pub fn current() -> usize {
         _ if register_late() => read().min(MAX_INDEX - 1),
         _ => MAX_INDEX - 1,
     }
+}
+
+/// Returns the number of the CPU on which the thread runs, whatever the index of units is.
+///
+/// The thread may have moved to another CPU by the time this returns. Costs three loads in a thread
+/// that is registered, and a call of `sched_getcpu` otherwise. The result is below [`MAX_INDEX`].
+///
+/// ```
+/// assert!(pinfold_rseq::current_cpu() < pinfold_rseq::MAX_INDEX);
+/// ```
+#[inline]
+pub fn current_cpu() -> usize {
+    let (cs, _) = crate::near!(STATE, State).offsets();
+    if cs != 0 {
+        // SAFETY: `cs` is not 0, so it is the offset of `rseq_cs` in the thread's area, where
+        // `cpu_id` is too.
+        let cpu = unsafe { arch::read_index(cs - abi::RSEQ_CS + abi::CPU_ID) } as usize;
+        if cpu < MAX_INDEX {
+            return cpu;
+        }
+    }
+    ask_for_cpu()
+}
+
+#[cold]
+#[inline(never)]
+fn ask_for_cpu() -> usize {
+    // SAFETY: `sched_getcpu` has no preconditions.
+    let cpu = unsafe { libc::sched_getcpu() };
+    usize::try_from(cpu).unwrap_or(0) % MAX_INDEX
 }
 
 /// Returns one more than the largest index that the system can have, at most [`MAX_INDEX`].

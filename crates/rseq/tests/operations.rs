@@ -6,7 +6,8 @@ mod storm;
 
 use pinfold_rseq::shard::{MAX_BATCH, REFUSED, TOKEN};
 use pinfold_rseq::{
-    Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, backend, current, fence, init, possible,
+    Backend, Index, STACK_ALIGN, UNIT_HEADER, Units, backend, current, current_cpu, fence, init,
+    possible,
 };
 use std::array::from_fn;
 use std::ptr::null_mut;
@@ -49,6 +50,18 @@ fn words(units: &Units, offset: usize) -> impl Iterator<Item = u64> {
         // SAFETY: the unit is installed, and no operation is under way.
         unsafe { *units.unit(index).add(offset).cast::<u64>() }
     })
+}
+
+#[test]
+fn a_pinned_thread_knows_its_cpu() {
+    // SAFETY: `sched_getcpu` has no preconditions.
+    let here = || unsafe { libc::sched_getcpu() } as usize;
+    assert!(current_cpu() < cpus());
+    for cpu in 0..cpus() {
+        pin(cpu);
+        // The system may forbid a CPU.
+        assert!(here() != cpu || current_cpu() == cpu, "CPU {cpu}");
+    }
 }
 
 #[test]

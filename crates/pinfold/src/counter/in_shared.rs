@@ -33,7 +33,7 @@
 use super::exact::order_own_adds;
 use super::shards::Moved;
 use crate::sys;
-use crate::topology::bits;
+use crate::topology::{bits, facts};
 use core::fmt;
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
@@ -231,6 +231,8 @@ impl SharedCounters {
     }
 
     fn open(fd: i32, count: usize) -> Result<SharedCounters, SharedError> {
+        // With restartable sequences, a thread reads its CPU's number without a call.
+        facts::choose_backend();
         let lanes = pinfold_rseq::possible();
         let bytes =
             size_of_file(fd, needed(count, lanes)).map_err(|errno| SharedError::File { errno })?;
@@ -309,8 +311,11 @@ impl SharedCounters {
             base.fetch_add(n as u64, Release);
             return true;
         }
-        // SAFETY: `sched_getcpu` has no preconditions.
-        let lane = unsafe { libc::sched_getcpu() }.max(0) as usize % self.lanes;
+        let mut lane = pinfold_rseq::current_cpu();
+        // The process that made the file may have known fewer CPUs.
+        if lane >= self.lanes {
+            lane %= self.lanes;
+        }
         let used = self.word((BITS + lane / 64) * WORD);
         if used.load(Relaxed) & 1 << (lane % 64) == 0 {
             used.fetch_or(1 << (lane % 64), Relaxed);
