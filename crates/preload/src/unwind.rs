@@ -41,16 +41,21 @@ fn find_all() {
 }
 
 /// Returns the address of the unwinder's function `name`, or null if the library cannot be loaded:
-/// because it is missing, or the process may open no more files.
+/// because it is missing, or the process may open no more files. Keeps errno, because a free that
+/// records its stack may be the caller.
 pub(crate) fn look_up(name: &CStr) -> *mut c_void {
-    // SAFETY: both names are C strings. No code closes the handle, so the library stays loaded.
+    // SAFETY: both names are C strings. No code closes the handle, so the library stays loaded. The
+    // thread's errno is always readable and writable.
     unsafe {
+        let errno = *libc::__errno_location();
         // With `RTLD_NOW`, the library's own calls are bound now, instead of in the first walk.
         let unwinder = libc::dlopen(c"libgcc_s.so.1".as_ptr(), libc::RTLD_NOW);
-        match unwinder.is_null() {
+        let found = match unwinder.is_null() {
             true => unwinder,
             false => libc::dlsym(unwinder, name.as_ptr()),
-        }
+        };
+        *libc::__errno_location() = errno;
+        found
     }
 }
 
