@@ -58,6 +58,9 @@ pub struct Args {
     /// Makes the kernel check the fields that it shares with restartable sequences.
     #[arg(long)]
     rseq_debug: bool,
+    /// Adds a file of this machine, and the libraries that it is linked to, to the folder /bin.
+    #[arg(long = "add", value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// Words to add to the kernel's command line.
     #[arg(
         long,
@@ -119,7 +122,7 @@ pub fn main(args: Args) -> Result<()> {
         return Ok(());
     }
     let mut failed = 0;
-    let machine = TestMachine::build(prepared)?;
+    let machine = TestMachine::build(prepared, &args.files)?;
     for one in &args.machines {
         failed += usize::from(!machine.run(&args, one)?);
     }
@@ -226,9 +229,13 @@ struct TestMachine {
 }
 
 impl TestMachine {
-    fn build(prepared: Prepared) -> Result<TestMachine> {
+    fn build(prepared: Prepared, files: &[PathBuf]) -> Result<TestMachine> {
         let binaries = prepared.arch.build().tests()?;
         let mut root = prepared.root()?;
+        for file in files {
+            let name = file.file_name().context("--add needs a file")?;
+            root.program(file, &format!("bin/{}", name.to_string_lossy()))?;
+        }
         for binary in &binaries {
             root.program(&binary.path, &format!("tests/{}", binary.name))?;
         }
