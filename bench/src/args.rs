@@ -23,6 +23,7 @@ pub enum Command {
     Counter(CounterArgs),
     Percpu(PercpuArgs),
     Whole(WholeArgs),
+    Musl(MuslArgs),
     Plot(PlotArgs),
     #[command(hide = true)]
     SlabChild(SlabChildArgs),
@@ -68,6 +69,16 @@ pub struct Setup {
     /// Use at most this many CPUs (default: all that the process may run on).
     #[arg(long, value_name = "CPUS", value_parser = clap::value_parser!(u32).range(1..))]
     pub threads: Option<u32>,
+}
+
+/// Time and memory of static programs for musl, built with Pinfold, musl's malloc and mimalloc.
+#[derive(Debug, ClapArgs)]
+pub struct MuslArgs {
+    /// Number of times each program runs; the result is the median.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 /// Draws a file that `--save` or `--json` of `slab` or `whole` wrote, as SVG: the single-threaded

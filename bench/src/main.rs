@@ -1,8 +1,8 @@
 //! Measures Pinfold and its peers side by side.
 //!
 //! `slab` prints cycles per operation, `memory` the memory that a thousand threads leave, `counter`
-//! the cost of counters, `percpu` the cost of per-CPU operations, and `whole` the cost of whole
-//! programs.
+//! the cost of counters, `percpu` the cost of per-CPU operations, `whole` the cost of whole programs,
+//! and `musl` that of programs with musl.
 
 mod args;
 mod built;
@@ -10,6 +10,7 @@ mod child;
 mod counter;
 mod machine;
 mod memory;
+mod musl;
 mod percpu;
 mod results;
 mod runner;
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         Command::Counter(args) => counter::run(&args).map(done),
         Command::Percpu(args) => percpu::run(&args).map(done),
         Command::Whole(args) => whole::run(&args),
+        Command::Musl(args) => musl::run(&args).map(done),
         Command::SlabChild(args) => child::serve(&args).map(done),
         Command::MemoryChild(args) => memory::child::measure(&args).map(done),
         Command::CounterMemoryChild(args) => counter::memory::child(&args).map(done),

@@ -2,7 +2,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use pinfold_lab::{bench, jitter, output};
 use std::process::ExitCode;
 
@@ -12,6 +12,7 @@ mod foreign;
 pub mod fuzzing;
 mod heap;
 mod live;
+mod manual;
 mod migrate;
 mod numastat;
 mod policy;
@@ -43,6 +44,8 @@ enum Command {
     Serve(live::serve::Args),
     Trim(live::control::TrimArgs),
     Set(live::control::SetArgs),
+    Man(manual::ManArgs),
+    Completions(manual::CompletionsArgs),
     /// Name functions: used by this command itself
     #[command(hide = true)]
     NameFunctions,
@@ -66,6 +69,8 @@ fn main() -> ExitCode {
         Command::Serve(args) => live::serve::main(args),
         Command::Trim(args) => live::control::trim(args),
         Command::Set(args) => live::control::set(args),
+        Command::Man(args) => manual::man(args, Arguments::command()),
+        Command::Completions(args) => manual::completions(args, Arguments::command()),
         Command::NameFunctions => heap::child_main(),
     };
     outcome.unwrap_or_else(|error| {

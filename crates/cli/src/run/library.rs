@@ -1,13 +1,14 @@
 //! Finds the shared library.
 
+use super::contained;
 use anyhow::{Context, Result, bail};
 use pinfold_malloc::settings::LIBRARY;
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Finds the library: at the path in `PINFOLD_LIBRARY`, in `../lib` beside an installed command, or
-/// beside a built command.
+/// Finds the library: at the path in `PINFOLD_LIBRARY`, in `../lib` beside an installed command,
+/// beside a built command, or in the command itself.
 pub fn find() -> Result<PathBuf> {
     let library = look()?;
     if library
@@ -52,13 +53,14 @@ fn look() -> Result<PathBuf> {
         here.join("libpinfold_preload.so"),
     ];
     let found = places.iter().find_map(|place| place.canonicalize().ok());
-    let Some(found) = found else {
-        bail!(
+    match (found, contained::CONTENT) {
+        (Some(found), _) => Ok(found),
+        (None, Some(content)) => contained::laid_out(content),
+        (None, None) => bail!(
             "libpinfold.so is neither in {} nor beside the command; install it with the command, or set {LIBRARY} to its path",
             here.join("../lib").display()
-        );
-    };
-    Ok(found)
+        ),
+    }
 }
 
 /// Returns `LD_PRELOAD` with the library first. The library of a sanitizer that the program is

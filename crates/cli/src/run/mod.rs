@@ -1,5 +1,6 @@
 //! `pinfold run`: starts a program with the library preloaded.
 
+mod contained;
 mod environment;
 mod leaks;
 mod library;

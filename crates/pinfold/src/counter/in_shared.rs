@@ -158,6 +158,10 @@ pub struct SharedCounters {
     at: NonNull<u8>,
     count: usize,
     lanes: usize,
+    /// Where the first lane begins, and the bytes of a lane: an add would take longer if it
+    /// computed them.
+    first_lane: usize,
+    lane_bytes: usize,
 }
 
 // SAFETY: the mapping belongs to no thread, and all accesses to it are atomic.
@@ -244,11 +248,7 @@ impl SharedCounters {
         if let Some(error) = too_small(1) {
             return Err(error);
         }
-        let header = SharedCounters {
-            at: map(fd, PAGE)?,
-            count: 0,
-            lanes: 0,
-        };
+        let header = Self::mapped(map(fd, PAGE)?, 0, 0);
         let lanes = header.agree(count, lanes)?;
         if let Some(error) = too_small(lanes) {
             return Err(error);
@@ -256,7 +256,17 @@ impl SharedCounters {
         // A file that cannot be sealed works too, as long as no process truncates it.
         let _ = kernel::seal(fd, libc::F_SEAL_SHRINK);
         let at = map(fd, needed(count, lanes))?;
-        Ok(SharedCounters { at, count, lanes })
+        Ok(Self::mapped(at, count, lanes))
+    }
+
+    fn mapped(at: NonNull<u8>, count: usize, lanes: usize) -> SharedCounters {
+        SharedCounters {
+            at,
+            count,
+            lanes,
+            first_lane: first_lane(count),
+            lane_bytes: lane_bytes(count),
+        }
     }
 
     /// Writes the header of a new file, or compares it. Returns the number of lanes.
@@ -403,7 +413,7 @@ impl SharedCounters {
 
     /// Returns `up` and `down` of a counter in a lane.
     fn pair(&self, lane: usize, nth: usize) -> [&AtomicU64; 2] {
-        let at = first_lane(self.count) + lane * lane_bytes(self.count) + nth * PAIR;
+        let at = self.first_lane + lane * self.lane_bytes + nth * PAIR;
         [self.word(at), self.word(at + WORD)]
     }
 
