@@ -127,7 +127,7 @@ fn remove(to: &Path) -> Result<()> {
             _ => {}
         }
         // Fails for a folder that is not empty.
-        for folder in file.ancestors().skip(1) {
+        for folder in file.ancestors().skip(1).filter(|folder| folder.parent().is_some()) {
             let _ = fs::remove_dir(to.join(folder));
         }
     }
