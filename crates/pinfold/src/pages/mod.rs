@@ -271,17 +271,22 @@ impl Pages {
     /// `alloc` would then save registers.
     #[inline(never)]
     fn alloc_by_policy(&self, place: u64) -> Option<NonNull<u8>> {
-        let (request, placement) = self.request(place);
-        match self.caches[request.node]
-            .as_ref()
-            .and_then(KmemCache::alloc)
-        {
-            None => self.alloc_elsewhere(request, placement),
-            page => {
-                self.count(request);
-                page
-            }
+        let placement = self.policy.placement(place);
+        let placement = placement.or_else(|| self.placement_of_thread());
+        let node = self.node_for(place, placement);
+        let page = self.caches[node].as_ref().and_then(KmemCache::alloc);
+        if page.is_some() && self.duties.load(Relaxed) & COUNTS == 0 {
+            return page;
         }
+        let request = NodeRequest {
+            in_turn: placement.is_some_and(Placement::interleaves),
+            ..NodeRequest::only(node)
+        };
+        if page.is_none() {
+            return self.alloc_elsewhere(request, placement);
+        }
+        self.count_always(request);
+        page
     }
 
     /// Allocates a page as [`alloc`](Self::alloc) does, and fills it with zeroes.
@@ -293,23 +298,14 @@ impl Pages {
         Some(page)
     }
 
-    /// Returns the node to ask for a place's page, and the placement that chose the node.
+    /// Returns the node to ask for a place's page under a placement.
     #[inline]
-    fn request(&self, place: u64) -> (NodeRequest, Option<Placement>) {
-        let placement = self.policy.placement(place);
-        let Some(placement) = placement.or_else(|| self.placement_of_thread()) else {
-            return (NodeRequest::only(nodes::current()), None);
-        };
-        let node = match nodes::count() {
-            1 => 0,
-            _ => placement.target(place, nodes::of_this_cpu()),
-        };
-        let in_turn = placement.interleaves();
-        let request = NodeRequest {
-            in_turn,
-            ..NodeRequest::only(node)
-        };
-        (request, Some(placement))
+    fn node_for(&self, place: u64, placement: Option<Placement>) -> usize {
+        match placement {
+            None => nodes::current(),
+            Some(_) if nodes::count() == 1 => 0,
+            Some(placement) => placement.target(place, nodes::of_this_cpu()),
+        }
     }
 
     /// Returns how the allocator follows the policy that the calling thread has set, if any.
