@@ -1,8 +1,8 @@
 //! Measures Pinfold and its peers side by side.
 //!
 //! `slab` prints cycles per operation, `memory` the memory that a thousand threads leave, `counter`
-//! the cost of counters, `percpu` the cost of per-CPU operations, `whole` the cost of whole programs,
-//! and `musl` that of programs with musl.
+//! the cost of counters, `percpu` the cost of per-CPU operations, `whole` the cost of whole
+//! programs, and `musl` that of programs with musl.
 
 mod args;
 mod built;

@@ -1,5 +1,5 @@
-//! `cargo xtask install`: installs the command with its manual pages and completions, the libraries,
-//! the headers, and what build systems read.
+//! `cargo xtask install`: installs the command with its manual pages and completions, the
+//! libraries, the headers, and what build systems read.
 
 use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
