@@ -89,7 +89,9 @@ pub fn main(args: Args) -> Result<()> {
     }
     let command = release.join("pinfold");
     for (shell, place) in COMPLETIONS {
-        let said = Command::new(&command).args(["completions", shell]).output()?;
+        let said = Command::new(&command)
+            .args(["completions", shell])
+            .output()?;
         if !said.status.success() {
             bail!("cannot make the completions for {shell}: {}", said.status);
         }
@@ -115,7 +117,10 @@ fn remove(to: &Path) -> Result<()> {
     }
     for page in fs::read_dir(to.join(MANUAL)).into_iter().flatten() {
         let name = page?.file_name();
-        if name.to_str().is_some_and(|name| name == "pinfold.1" || name.starts_with("pinfold-")) {
+        if name
+            .to_str()
+            .is_some_and(|name| name == "pinfold.1" || name.starts_with("pinfold-"))
+        {
             files.push(Path::new(MANUAL).join(name));
         }
     }
@@ -127,7 +132,11 @@ fn remove(to: &Path) -> Result<()> {
             _ => {}
         }
         // Fails for a folder that is not empty.
-        for folder in file.ancestors().skip(1).filter(|folder| folder.parent().is_some()) {
+        for folder in file
+            .ancestors()
+            .skip(1)
+            .filter(|folder| folder.parent().is_some())
+        {
             let _ = fs::remove_dir(to.join(folder));
         }
     }

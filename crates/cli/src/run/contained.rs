@@ -8,8 +8,8 @@
 //! Whoever can change that file, or a folder above it, can run code in the user's programs. So all
 //! of them must belong to the user or to root, and nobody else may write there.
 
-use pinfold_malloc::settings::LIBRARY;
 use anyhow::{Context, Result, bail};
+use pinfold_malloc::settings::LIBRARY;
 use std::env;
 use std::fs::{self, DirBuilder, Metadata};
 use std::io::ErrorKind;
@@ -169,11 +169,19 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         let cache = home.path().join("cache");
         let file = laid_out_in(&cache, b"library").unwrap();
-        for open in [&*cache, &cache.join("pinfold"), file.parent().unwrap(), &file] {
+        for open in [
+            &*cache,
+            &cache.join("pinfold"),
+            file.parent().unwrap(),
+            &file,
+        ] {
             let before = mode(open);
             fs::set_permissions(open, Permissions::from_mode(before | 0o002)).unwrap();
             let said = refusal(&cache);
-            assert!(said.contains("others may write to") && said.contains("chmod"), "{said}");
+            assert!(
+                said.contains("others may write to") && said.contains("chmod"),
+                "{said}"
+            );
             assert!(said.contains(&*open.to_string_lossy()), "{said}");
             fs::set_permissions(open, Permissions::from_mode(before)).unwrap();
         }
