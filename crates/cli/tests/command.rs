@@ -74,10 +74,16 @@ fn death_by_a_signal_gives_the_status_that_shells_give() {
 
 #[test]
 fn signals_reach_the_command() {
+    for signal in ["TERM", "INT", "QUIT", "USR1", "37"] {
+        signal_reaches_the_command(signal);
+    }
+}
+
+fn signal_reaches_the_command(signal: &str) {
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
     let text = format!(
-        "trap 'echo caught; exit 5' TERM; touch {}; while :; do sleep 0.05; done",
+        "trap 'echo caught; exit 5' {signal}; touch {}; while :; do sleep 0.05; done",
         ready.display()
     );
     let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("pinfold"))
@@ -90,15 +96,79 @@ fn signals_reach_the_command() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     let killed = std::process::Command::new("kill")
-        .args(["-TERM", &child.id().to_string()])
+        .args([format!("-{signal}"), child.id().to_string()])
         .status()
         .unwrap();
     assert!(killed.success());
     let output = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
     assert_eq!(
         (output.as_str(), child.wait().unwrap().code()),
-        ("caught\n", Some(5))
+        ("caught\n", Some(5)),
+        "{signal}"
     );
+}
+
+#[test]
+fn orphans_are_reaped_in_a_container() {
+    // The command is the first process of its namespace, so it becomes the orphan's parent.
+    let text = "(sleep 0.1 & echo $!) && sleep 0.5; cat /proc/[0-9]*/stat | grep -c ' Z '";
+    let output = std::process::Command::new("unshare")
+        .args([
+            "--user",
+            "--map-root-user",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+        ])
+        .arg(assert_cmd::cargo::cargo_bin("pinfold"))
+        .args(["run", "--stats", "--", "sh", "-c", text])
+        .output();
+    let Ok(output) = output else {
+        return eprintln!("left out: there is no unshare");
+    };
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if said.contains("unshare") {
+        return eprintln!("left out: {said}");
+    }
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(out.ends_with("\n0\n"), "{out}{said}");
+}
+
+#[test]
+fn a_misspelt_variable_is_named_and_the_program_runs() {
+    let (out, error, code) = texts(
+        pinfold()
+            .args(["run", "--", "echo", "runs"])
+            .env("PINFOLD_TPH", "never")
+            .env("PINFOLD_OTHER_PROGRAMS", "1"),
+    );
+    assert_eq!((out.as_str(), code), ("runs\n", Some(0)));
+    assert_has(&error, &["PINFOLD_TPH", "PINFOLD_THP"]);
+    assert!(!error.contains("OTHER"), "{error}");
+}
+
+#[test]
+fn a_value_behind_an_option_without_equals_sign_is_explained() {
+    for (option, value) in [("--heap", "64k"), ("--shepherd", "off"), ("--guard", "1M")] {
+        let (_, error, code) = texts(pinfold().args(["run", option, value, "--", "true"]));
+        assert_eq!(code, Some(127));
+        assert_has(&error, &[&format!("{option}={value}")]);
+    }
+    let (_, error, _) = texts(pinfold().args(["run", "--heap", "no-such-program"]));
+    assert!(!error.contains("--heap="), "{error}");
+}
+
+#[test]
+fn options_set_the_limit_and_huge_pages() {
+    let text = "echo $PINFOLD_MEMORY_LIMIT $PINFOLD_THP";
+    let options = ["run", "--memory-limit", "64M", "--thp", "never"];
+    let (out, _, _) = texts(pinfold().args(options).args(["--", "sh", "-c", text]));
+    assert_eq!(out, "64M never\n");
+    for option in [["--memory-limit", "much"], ["--thp", "huge"]] {
+        let (_, error, code) = texts(pinfold().arg("run").args(option).args(["--", "true"]));
+        assert_eq!(code, Some(2));
+        assert_has(&error, &[option[0], option[1]]);
+    }
 }
 
 #[test]

@@ -8,11 +8,12 @@
 //! Whoever can change that file, or a folder above it, can run code in the user's programs. So all
 //! of them must belong to the user or to root, and nobody else may write there.
 
+use crate::foreign::open_own;
 use anyhow::{Context, Result, bail};
 use pinfold_malloc::settings::LIBRARY;
 use std::env;
 use std::fs::{self, DirBuilder, Metadata};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -74,7 +75,11 @@ fn laid_out_in(cache: &Path, content: &[u8]) -> Result<PathBuf> {
     let is_there = match fs::symlink_metadata(&file) {
         Ok(found) => {
             check(&file, &found, Whose::Theirs)?;
-            found.is_file() && found.len() == content.len() as u64 && fs::read(&file)? == content
+            let mut old = Vec::new();
+            open_own(&file)?
+                .take(content.len() as u64 + 1)
+                .read_to_end(&mut old)?;
+            old == content
         }
         Err(error) if error.kind() == ErrorKind::NotFound => false,
         Err(error) => return Err(error.into()),

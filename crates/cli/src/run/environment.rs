@@ -3,7 +3,8 @@
 
 use anyhow::{Result, bail};
 use pinfold_malloc::settings::{POLICY, SETTINGS, STATS, Wrong, find};
-use std::env::var_os;
+use std::env::{var_os, vars_os};
+use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -26,6 +27,26 @@ pub fn check() -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Returns a note for each variable whose name is nearly that of a setting: the library does not
+/// read it.
+pub fn misspelt() -> Vec<String> {
+    let near = |wrong: &str| {
+        let names = SETTINGS.iter().map(|setting| setting.name());
+        let all = names.map(|name| (strsim::osa_distance(wrong, name), name));
+        all.min().filter(|(distance, _)| (1..=2).contains(distance))
+    };
+    let names = vars_os().map(|(name, _)| name);
+    let ours = names.filter(|name| name.len() < 64 && name.as_bytes().starts_with(b"PINFOLD_"));
+    let note = |name: OsString| {
+        let name = name.into_string().ok()?;
+        let (_, meant) = near(&name)?;
+        Some(format!(
+            "{name} has no effect; did you mean {meant}? `pinfold run --help` lists the variables"
+        ))
+    };
+    ours.filter_map(note).collect()
 }
 
 /// Checks the value of an option that sets the variable `name` for the program.

@@ -14,7 +14,7 @@ use crate::foreign::{Unopened, open_own};
 use crate::output;
 use anyhow::{Context, Result, bail};
 use pinfold_malloc::settings::{
-    GUARD, HARDENED, HEAP, HEAP_FILE, POLICY, SHEPHERD, SLAB_DEBUG, STATS,
+    GUARD, HARDENED, HEAP, HEAP_FILE, MEMORY_LIMIT, POLICY, SHEPHERD, SLAB_DEBUG, STATS, THP,
 };
 use placement::Placed;
 use program::{Obstacle, Program};
@@ -104,6 +104,16 @@ pub struct Args {
     #[arg(long, value_name = "POLICY")]
     policy: Option<OsString>,
 
+    /// The most memory that the program's allocator holds, like 512M; a call that needs more fails
+    ///
+    /// docs/tuning.md says how memory is kept near the limit.
+    #[arg(long, value_name = "SIZE", value_parser = |value: &str| environment::option(MEMORY_LIMIT, value))]
+    memory_limit: Option<String>,
+
+    /// Whether huge pages back the program's memory: never, auto or always
+    #[arg(long, value_name = "WHEN", value_parser = |value: &str| environment::option(THP, value))]
+    thp: Option<String>,
+
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -117,10 +127,29 @@ impl Args {
         let default = is_implied && std::env::var_os(HEAP).is_none();
         self.heap.as_deref().or(default.then_some("on"))
     }
+
+    /// Returns the option whose value `word` may be meant to be: one that was given without a
+    /// value, which stands behind an equals sign.
+    fn option_for(&self, word: &OsStr) -> Option<&'static str> {
+        let word = word.to_str()?;
+        let given = [
+            ("heap", HEAP, &self.heap, "on"),
+            ("guard", GUARD, &self.guard, "on"),
+            ("shepherd", SHEPHERD, &self.shepherd, "on"),
+            ("slab-debug", SLAB_DEBUG, &self.slab_debug, "FZPU"),
+        ];
+        let fits = |&(_, name, value, alone): &(&str, &str, &Option<String>, &str)| {
+            value.as_deref() == Some(alone) && environment::option(name, word).is_ok()
+        };
+        given.into_iter().find(fits).map(|(option, ..)| option)
+    }
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
     environment::check()?;
+    for note in environment::misspelt() {
+        output::note(note);
+    }
     if let Some(file) = &args.heap_file {
         check_heap_file(file)?;
     }
@@ -129,7 +158,16 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let (name, arguments) = args.command.split_first().context("no command given")?;
     let program = match program::find(name) {
         Ok(program) => program,
-        Err(error) => return Ok(refuse(name, &error)),
+        Err(error) => {
+            let status = refuse(name, &error);
+            if let Some(option) = args.option_for(name) {
+                output::note(format_args!(
+                    "to give --{option} a value, write --{option}={}",
+                    name.display()
+                ));
+            }
+            return Ok(status);
+        }
     };
     let mut command = Command::new(&program.path);
     command.arg0(name).args(arguments);
@@ -149,6 +187,8 @@ pub fn main(args: Args) -> Result<ExitCode> {
                 (SLAB_DEBUG, args.slab_debug.as_deref()),
                 (HARDENED, args.hardened.then_some("1")),
                 (GUARD, args.guard.as_deref()),
+                (MEMORY_LIMIT, args.memory_limit.as_deref()),
+                (THP, args.thp.as_deref()),
                 (HEAP, args.heap_interval()),
             ];
             command.envs(
@@ -229,7 +269,7 @@ fn run_and_report(
         command.env(HEAP_FILE, &heap_file);
     }
     signals::prepare_child(&mut command);
-    let relay = signals::Relay::start()?;
+    let relay = signals::Relay::start();
     let started = std::time::SystemTime::now();
     let spawned = command.spawn();
     drop(placed);

@@ -1,28 +1,39 @@
 //! System calls that `run` needs and std does not offer: signals, and the capabilities of files.
 #![allow(unsafe_code, reason = "calls of the C library")]
 
-use anyhow::Result;
 use std::ffi::CStr;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// Signals that this process passes on to the command.
-const RELAYED: [i32; 7] = [
+const RELAYED: [i32; 9] = [
     libc::SIGTERM,
     libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
     libc::SIGUSR1,
     libc::SIGUSR2,
     libc::SIGALRM,
     libc::SIGWINCH,
     libc::SIGCONT,
 ];
-/// Signals that the terminal sends to the command as well. This process must survive them to
-/// report.
-const LEFT_TO_THE_COMMAND: [i32; 2] = [libc::SIGINT, libc::SIGQUIT];
 
+/// Signals that a terminal sends to the command as well, so that they would arrive twice. Those that
+/// another process sends are passed on.
+const OF_TERMINALS: [i32; 5] = [
+    libc::SIGHUP,
+    libc::SIGINT,
+    libc::SIGQUIT,
+    libc::SIGWINCH,
+    libc::SIGCONT,
+];
+
+/// The command's process id. 0 before it has started, and after it has ended.
 static CHILD: AtomicI32 = AtomicI32::new(0);
+/// A bit for each signal that arrived before the command had started.
+static EARLY: AtomicU64 = AtomicU64::new(0);
 
 /// Restores the default action of SIGPIPE. The Rust runtime ignores the signal, but the command
 /// must start with the action that shells leave.
@@ -36,53 +47,82 @@ pub struct Relay {
     before: Vec<(i32, libc::sigaction)>,
 }
 
-extern "C" fn relay(signal: i32) {
+extern "C" fn relay(signal: i32, about: *mut libc::siginfo_t, _: *mut libc::c_void) {
+    // SAFETY: the kernel calls a handler with SA_SIGINFO with the signal's description.
+    let about = unsafe { &*about };
+    // A positive code means that the kernel sent the signal.
+    if about.si_code > 0 && OF_TERMINALS.contains(&signal) {
+        return;
+    }
     let child = CHILD.load(Ordering::Relaxed);
-    if child > 0 {
+    if child == 0 {
+        EARLY.fetch_or(1 << (signal - 1), Ordering::Relaxed);
+    } else if about.si_code == libc::SI_QUEUE {
+        // SAFETY: as below, and a signal with this code has a value.
+        unsafe { libc::sigqueue(child, signal, about.si_value()) };
+    } else {
         // SAFETY: `kill` may be called in handlers, and touches no memory. The id is still the
         // child's, because nothing reaps the child before `stop_at_the_end` stores 0.
         unsafe { libc::kill(child, signal) };
     }
 }
 
+/// Returns the signals that are passed on.
+fn relayed() -> impl Iterator<Item = i32> {
+    let real_time = libc::SIGRTMIN()..=libc::SIGRTMAX();
+    RELAYED.into_iter().chain(real_time)
+}
+
 impl Relay {
-    pub fn start() -> Result<Relay> {
-        let relayed = RELAYED.map(|signal| (signal, relay as *const () as usize));
-        let ignored = LEFT_TO_THE_COMMAND.map(|signal| (signal, libc::SIG_IGN));
+    pub fn start() -> Relay {
         let mut before = Vec::new();
-        for (signal, action) in relayed.into_iter().chain(ignored) {
+        for signal in relayed() {
             let old = action_of(signal);
             // An ignored signal stays ignored, as under nohup.
             if old.sa_sigaction == libc::SIG_IGN {
                 continue;
             }
             let new = libc::sigaction {
-                sa_sigaction: action,
-                sa_flags: libc::SA_RESTART,
+                sa_sigaction: relay as *const () as usize,
+                sa_flags: libc::SA_RESTART | libc::SA_SIGINFO,
                 ..old
             };
-            // SAFETY: the handler only loads an atomic and calls `kill`.
+            // SAFETY: the handler only uses atomics and sends signals.
             unsafe { libc::sigaction(signal, &raw const new, std::ptr::null_mut()) };
             before.push((signal, old));
         }
-        Ok(Relay { before })
+        Relay { before }
     }
 
     pub fn send_to(&self, child: u32) {
         CHILD.store(child as i32, Ordering::Relaxed);
+        let early = EARLY.swap(0, Ordering::Relaxed);
+        for signal in (1..=64).filter(|signal| early & 1 << (signal - 1) != 0) {
+            // SAFETY: `kill` touches no memory, and nothing has reaped the child yet.
+            unsafe { libc::kill(child as i32, signal) };
+        }
     }
 
     /// Waits until the child ends, and stops. Leaves the child to be reaped, so that no handler
     /// sends a signal to another process that got the child's id.
+    ///
+    /// Reaps other children. The first process of a container gets all processes whose parents have
+    /// ended.
     pub fn stop_at_the_end(self) {
         let child = CHILD.load(Ordering::Relaxed);
         loop {
             // SAFETY: zero bytes are a valid `siginfo_t`, and the call may write to `info`.
-            let waited = unsafe {
+            let (waited, ended) = unsafe {
                 let mut info: libc::siginfo_t = std::mem::zeroed();
                 let flags = libc::WEXITED | libc::WNOWAIT;
-                libc::waitid(libc::P_PID, child as u32, &raw mut info, flags)
+                let waited = libc::waitid(libc::P_ALL, 0, &raw mut info, flags);
+                (waited, info.si_pid())
             };
+            if waited == 0 && ended != child {
+                // SAFETY: a null pointer means that the status is not wanted.
+                unsafe { libc::waitpid(ended, std::ptr::null_mut(), libc::WNOHANG) };
+                continue;
+            }
             let error = io::Error::last_os_error();
             if waited == 0 || error.kind() != io::ErrorKind::Interrupted {
                 break;
@@ -96,19 +136,13 @@ impl Relay {
     }
 }
 
-/// Makes the child begin with the default actions of SIGPIPE, and of SIGINT and SIGQUIT unless they
-/// are ignored now. To be called before [`Relay::start`], which makes this process ignore them.
+/// Makes the child begin with the default action of SIGPIPE. `exec` sets the signals that this
+/// process handles to their defaults, and leaves those that it ignores.
 pub fn prepare_child(command: &mut Command) {
-    let reset = LEFT_TO_THE_COMMAND.map(|signal| action_of(signal).sa_sigaction != libc::SIG_IGN);
     // SAFETY: the closure calls only `signal`, which is allowed between fork and exec.
     unsafe {
-        command.pre_exec(move || {
+        command.pre_exec(|| {
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-            for (signal, reset) in LEFT_TO_THE_COMMAND.into_iter().zip(reset) {
-                if reset {
-                    libc::signal(signal, libc::SIG_DFL);
-                }
-            }
             Ok(())
         });
     }
