@@ -21,11 +21,11 @@ const SUBJECTS: [(&str, &str); 4] = [
 const PROGRAMS: [(&str, &str); 2] = [
     (
         "readme",
-        "the Rust program of README.md, whose body 4 threads repeat 2 million times each",
+        "the allocation and the add of README.md's program, 2 million times in each of 4 threads",
     ),
     (
         "service",
-        "a service on tokio with 2 workers: 64 clients store and read 409,600 values each way by TCP",
+        "a service on tokio with 2 workers: 64 clients store 409,600 values and read them, by TCP",
     ),
 ];
 

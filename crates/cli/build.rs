@@ -10,8 +10,8 @@ fn main() {
     if variable("PROFILE") != "release" {
         return;
     }
-    // Cargo builds pinfold-preload before the command, and this script perhaps before both. The
-    // script's folder is FOLDER/build/PACKAGE/out, and the library will be in FOLDER/deps.
+    // Cargo may run this script before it builds the library, so the script only computes the path.
+    // OUT_DIR is FOLDER/build/PACKAGE/out, and the library will be in FOLDER/deps.
     if let Some(folder) = Path::new(&variable("OUT_DIR")).ancestors().nth(3) {
         let library = folder.join("deps/libpinfold_preload.so");
         println!("cargo::rustc-env=PINFOLD_CONTAINED={}", library.display());

@@ -52,7 +52,10 @@ const COMPLETIONS: [(&str, &str); 3] = [
 const MANUAL: &str = "share/man/man1";
 const PKG_CONFIG: &str = "lib/pkgconfig/pinfold.pc";
 const CMAKE: &str = "lib/cmake/pinfold";
-const LICENSES: &str = "share/doc/pinfold";
+/// The folder with the licenses, and with the list of the manual pages.
+const OWN: &str = "share/doc/pinfold";
+const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+const PAGES: &str = "manual-pages";
 
 fn absolute(folder: &str) -> Result<PathBuf> {
     let folder = PathBuf::from(folder);
@@ -72,6 +75,13 @@ pub fn main(args: Args) -> Result<()> {
         return remove(&to);
     }
     build()?;
+    install(&prefix, &to)?;
+    println!("installed in {}", to.display());
+    Ok(())
+}
+
+/// Puts what was built below `to`, to be used in `prefix`.
+fn install(prefix: &Path, to: &Path) -> Result<()> {
     let release = crate::target().join("release");
     for (built, installed, mode) in BUILT {
         copy(&release.join(built), &to.join(installed), mode)?;
@@ -80,10 +90,10 @@ pub fn main(args: Args) -> Result<()> {
         let source = Path::new("crates/malloc/include").join(header);
         copy(&source, &to.join("include").join(header), 0o644)?;
     }
-    for license in ["LICENSE-APACHE", "LICENSE-MIT"] {
-        copy(Path::new(license), &to.join(LICENSES).join(license), 0o644)?;
+    for license in LICENSES {
+        copy(Path::new(license), &to.join(OWN).join(license), 0o644)?;
     }
-    write(&to.join(PKG_CONFIG), &pkg_config(&prefix))?;
+    write(&to.join(PKG_CONFIG), &pkg_config(prefix))?;
     for (name, text) in cmake() {
         write(&to.join(CMAKE).join(name), &text)?;
     }
@@ -97,50 +107,56 @@ pub fn main(args: Args) -> Result<()> {
         }
         write(&to.join(place), &String::from_utf8(said.stdout)?)?;
     }
-    crate::run(Command::new(&command).arg("man").arg(to.join(MANUAL)))?;
-    println!("installed in {}", to.display());
-    Ok(())
+    install_manual(&command, to)
 }
 
-/// Removes what [`main`] installs, and folders that are Pinfold's own or empty then.
+/// Installs the manual pages, and a list of them, by which they are removed.
+fn install_manual(command: &Path, to: &Path) -> Result<()> {
+    let pages = crate::target().join("manual");
+    let _ = fs::remove_dir_all(&pages);
+    crate::run(Command::new(command).arg("man").arg(&pages))?;
+    let mut list = String::new();
+    for page in fs::read_dir(&pages)? {
+        let name = page?.file_name().to_string_lossy().into_owned();
+        copy(&pages.join(&name), &to.join(MANUAL).join(&name), 0o644)?;
+        list += &format!("{name}\n");
+    }
+    write(&to.join(OWN).join(PAGES), &list)
+}
+
+/// Removes what [`install`] installs. Removes Pinfold's own folders if they are empty then, and no
+/// other folder.
 fn remove(to: &Path) -> Result<()> {
-    let headers = HEADERS.map(|header| format!("include/{header}"));
-    let mut files: Vec<PathBuf> = headers.iter().map(PathBuf::from).collect();
-    files.extend(BUILT.map(|(_, place, _)| place.into()));
-    files.extend(COMPLETIONS.map(|(_, place)| place.into()));
-    files.push(PKG_CONFIG.into());
-    for folder in [CMAKE, LICENSES] {
-        match fs::remove_dir_all(to.join(folder)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error)?,
-            _ => files.push(Path::new(folder).join("removed")),
+    let mut files: Vec<String> = HEADERS.map(|header| format!("include/{header}")).into();
+    files.extend(BUILT.map(|(_, place, _)| place.to_owned()));
+    files.extend(COMPLETIONS.map(|(_, place)| place.to_owned()));
+    files.extend(cmake().map(|(name, _)| format!("{CMAKE}/{name}")));
+    files.extend(LICENSES.map(|name| format!("{OWN}/{name}")));
+    files.extend([PKG_CONFIG.to_owned(), format!("{OWN}/{PAGES}")]);
+    let pages = fs::read_to_string(to.join(OWN).join(PAGES)).unwrap_or_default();
+    let is_page = |name: &&str| name.starts_with("pinfold") && !name.contains('/');
+    files.extend(
+        pages
+            .lines()
+            .filter(is_page)
+            .map(|name| format!("{MANUAL}/{name}")),
+    );
+    let mut removed = 0;
+    for file in files.iter().map(|file| to.join(file)) {
+        match fs::remove_file(&file) {
+            Ok(()) => removed += 1,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(|| file.display().to_string()),
         }
     }
-    for page in fs::read_dir(to.join(MANUAL)).into_iter().flatten() {
-        let name = page?.file_name();
-        if name
-            .to_str()
-            .is_some_and(|name| name == "pinfold.1" || name.starts_with("pinfold-"))
-        {
-            files.push(Path::new(MANUAL).join(name));
-        }
-    }
-    for file in files {
-        match fs::remove_file(to.join(&file)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => {
-                return Err(error).with_context(|| to.join(&file).display().to_string());
-            }
-            _ => {}
-        }
+    for folder in [CMAKE, OWN] {
         // Fails for a folder that is not empty.
-        for folder in file
-            .ancestors()
-            .skip(1)
-            .filter(|folder| folder.parent().is_some())
-        {
-            let _ = fs::remove_dir(to.join(folder));
-        }
+        let _ = fs::remove_dir(to.join(folder));
     }
-    println!("removed from {}", to.display());
+    match removed {
+        0 => bail!("nothing is installed in {}", to.display()),
+        _ => println!("removed {removed} files from {}", to.display()),
+    }
     Ok(())
 }
 
@@ -201,7 +217,10 @@ fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
 
 fn write(to: &Path, text: &str) -> Result<()> {
     fs::create_dir_all(to.parent().context("no folder")?)?;
-    fs::write(to, text).with_context(|| to.display().to_string())
+    let _ = fs::remove_file(to);
+    fs::write(to, text).with_context(|| to.display().to_string())?;
+    fs::set_permissions(to, fs::Permissions::from_mode(0o644))?;
+    Ok(())
 }
 
 /// Returns the files that CMake's `find_package(pinfold)` reads. They find the library relative to
@@ -221,7 +240,7 @@ if(NOT TARGET pinfold::pinfold)
   set_target_properties(pinfold::static PROPERTIES
     IMPORTED_LOCATION "${_pinfold}/lib/libpinfold.a"
     INTERFACE_INCLUDE_DIRECTORIES "${_pinfold}/include"
-    INTERFACE_LINK_LIBRARIES "Threads::Threads;${CMAKE_DL_LIBS};m;gcc_eh;c")
+    INTERFACE_LINK_LIBRARIES "Threads::Threads;${CMAKE_DL_LIBS};m")
   unset(_pinfold)
 endif()
 "#;
@@ -230,7 +249,8 @@ endif()
         r#"set(PACKAGE_VERSION {})
 string(REGEX MATCH "^[0-9]+\.[0-9]+" _pinfold_here "${{PACKAGE_VERSION}}")
 string(REGEX MATCH "^[0-9]+\.[0-9]+" _pinfold_wanted "${{PACKAGE_FIND_VERSION}}")
-if(PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION OR NOT _pinfold_here STREQUAL _pinfold_wanted)
+if(PACKAGE_VERSION VERSION_LESS PACKAGE_FIND_VERSION OR
+    NOT _pinfold_here STREQUAL _pinfold_wanted)
   set(PACKAGE_VERSION_COMPATIBLE FALSE)
 else()
   set(PACKAGE_VERSION_COMPATIBLE TRUE)
@@ -251,8 +271,44 @@ fn pkg_config(prefix: &Path) -> String {
     format!(
         "prefix={}\nlibdir=${{prefix}}/lib\nincludedir=${{prefix}}/include\n\n\
          Name: pinfold\nDescription: Memory allocation on per-CPU caches\nVersion: {}\n\
-         Libs: -L${{libdir}} -lpinfold\nLibs.private: -lgcc_eh -lm -ldl -pthread -lc\nCflags: -I${{includedir}}\n",
+         Libs: -L${{libdir}} -lpinfold\nLibs.private: -lm -ldl -pthread\nCflags: -I${{includedir}}\n",
         prefix.display(),
         env!("CARGO_PKG_VERSION")
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn removing_leaves_what_is_not_pinfolds() {
+        let to = std::env::temp_dir().join(format!("pinfold-remove-{}", std::process::id()));
+        let ours = [
+            "bin/pinfold".to_owned(),
+            "include/pinfold.h".to_owned(),
+            format!("{CMAKE}/pinfold-config.cmake"),
+            format!("{MANUAL}/pinfold-run.1"),
+        ];
+        let theirs = [
+            format!("{MANUAL}/pinfold-tools.1"),
+            format!("{OWN}/copyright"),
+            "lib/other.so".to_owned(),
+        ];
+        for file in ours.iter().chain(&theirs) {
+            write(&to.join(file), "").unwrap();
+        }
+        write(
+            &to.join(OWN).join(PAGES),
+            "pinfold-run.1\n../../../lib/other.so\n",
+        )
+        .unwrap();
+        remove(&to).unwrap();
+        assert!(ours.iter().all(|file| !to.join(file).exists()));
+        assert!(theirs.iter().all(|file| to.join(file).exists()));
+        assert!(to.join("include").is_dir() && !to.join(CMAKE).exists());
+        let error = remove(&to).unwrap_err().to_string();
+        assert!(error.contains("nothing is installed"), "{error}");
+        fs::remove_dir_all(to).unwrap();
+    }
 }

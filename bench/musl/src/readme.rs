@@ -1,4 +1,4 @@
-//! The Rust program of README.md, whose body four threads repeat.
+//! The allocation and the add of README.md's Rust program, which four threads repeat.
 
 use pinfold::counter::PerCpuCounter;
 use pinfold::slab::Cache;

@@ -24,12 +24,26 @@ pub struct CompletionsArgs {
 
 pub fn man(args: ManArgs, command: Command) -> Result<ExitCode> {
     let folder = args.folder;
-    let write = || -> Result<()> {
-        fs::create_dir_all(&folder)?;
-        Ok(clap_mangen::generate_to(command, &folder)?)
-    };
-    write().with_context(|| format!("cannot write manual pages to {}", folder.display()))?;
+    let failed = || format!("cannot make {}", folder.display());
+    fs::create_dir_all(&folder).with_context(failed)?;
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    write_pages(&command, &folder)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes the page of a command, and those of the commands below it.
+fn write_pages(command: &Command, folder: &Path) -> Result<()> {
+    let visible = command
+        .get_subcommands()
+        .filter(|below| !below.is_hide_set());
+    for below in visible {
+        write_pages(below, folder)?;
+    }
+    let page = clap_mangen::Man::new(command.clone());
+    let mut text = Vec::new();
+    page.render(&mut text)?;
+    output::write("the manual page", &folder.join(page.get_filename()), &text)
 }
 
 pub fn completions(args: CompletionsArgs, mut command: Command) -> Result<ExitCode> {

@@ -58,7 +58,8 @@ pub struct Args {
     /// Makes the kernel check the fields that it shares with restartable sequences.
     #[arg(long)]
     rseq_debug: bool,
-    /// Adds a file of this machine, and the libraries that it is linked to, to the folder /bin.
+    /// Copies FILE to the emulated machine's /bin, and its libraries to the paths that they have
+    /// here.
     #[arg(long = "add", value_name = "FILE")]
     files: Vec<PathBuf>,
     /// Words to add to the kernel's command line.

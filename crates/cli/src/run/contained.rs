@@ -2,49 +2,73 @@
 //! install`.
 //!
 //! The dynamic loader takes a library from a file. Programs that the started program starts take it
-//! from there too, after this command has ended. So the command writes the library to the user's
-//! cache folder, under a name that depends on its content, and leaves it there.
+//! from there too, after this command has ended. So the command writes the library to a file in the
+//! user's cache folder, and leaves it there. The path has the library's build id.
 //!
-//! Whoever can change that file, or a folder above it, can run code in the user's programs. So all
-//! of them must belong to the user or to root, and nobody else may write there.
+//! A user who can change that file, or a folder above it, can run code in this user's programs. So
+//! the command accepts only files and folders of this user, and of root above the cache folder.
+#![allow(unsafe_code, reason = "the library's bytes come from assembly")]
 
-use crate::foreign::open_own;
+use super::trust::Rule;
 use anyhow::{Context, Result, bail};
-use pinfold_malloc::settings::LIBRARY;
+use object::Object;
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use std::env;
-use std::fs::{self, DirBuilder, Metadata};
-use std::io::{ErrorKind, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::fs::{self, DirBuilder, File};
+use std::hash::{BuildHasher, RandomState};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// The library, in a command that was built by a release profile.
-pub const CONTENT: Option<&[u8]> = content();
-
+// `include_bytes!` would need the file when the compiler only checks the program, and then Cargo
+// does not build the library.
 #[cfg(contains_library)]
-const fn content() -> Option<&'static [u8]> {
-    Some(include_bytes!(env!("PINFOLD_CONTAINED")))
+core::arch::global_asm!(
+    ".pushsection .rodata.pinfold_contained,\"a\"",
+    ".globl pinfold_contained_start",
+    ".hidden pinfold_contained_start",
+    "pinfold_contained_start:",
+    concat!(".incbin \"", env!("PINFOLD_CONTAINED"), "\""),
+    ".globl pinfold_contained_end",
+    ".hidden pinfold_contained_end",
+    "pinfold_contained_end:",
+    ".popsection",
+);
+
+/// Returns the library. `None` in a test build, whose library lies beside the command.
+#[cfg(contains_library)]
+pub fn content() -> Option<&'static [u8]> {
+    unsafe extern "C" {
+        static pinfold_contained_start: u8;
+        static pinfold_contained_end: u8;
+    }
+    let (start, end) = (
+        &raw const pinfold_contained_start,
+        &raw const pinfold_contained_end,
+    );
+    // SAFETY: the assembly above places the library's bytes between the two symbols, in memory that
+    // nothing writes to.
+    Some(unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) })
 }
 
-/// A test build's library lies beside the command. Two copies would only make it slow to build.
 #[cfg(not(contains_library))]
-const fn content() -> Option<&'static [u8]> {
+pub fn content() -> Option<&'static [u8]> {
     None
 }
 
 /// Returns the path of a file with `content` in the user's cache folder. Writes the file if it is
-/// missing or differs.
-pub fn laid_out(content: &[u8]) -> Result<PathBuf> {
-    let cache = cache_folder().with_context(|| {
-        format!("neither XDG_CACHE_HOME nor HOME is an absolute path; set one of them, {OTHERWISE}")
-    })?;
-    laid_out_in(&cache, content)
-        .with_context(|| format!("cannot keep libpinfold.so in {}", cache.display()))
+/// missing or incomplete.
+pub fn written_out(content: &[u8]) -> Result<PathBuf> {
+    const REMEDY: &str = "set XDG_CACHE_HOME to a folder that only you can write to, or install \
+                          the library by `cargo xtask install`";
+    let Some(cache) = cache_folder() else {
+        bail!("neither XDG_CACHE_HOME nor HOME is an absolute path; {REMEDY}");
+    };
+    written_to(&cache, content)
+        .with_context(|| format!("cannot keep libpinfold.so in {}; {REMEDY}", cache.display()))
 }
 
-/// The remedy that always works.
-const OTHERWISE: &str = "or install the library by `cargo xtask install`";
-
-/// Returns the folder of the XDG base directory specification.
+/// Returns the cache folder of the XDG base directory specification.
 fn cache_folder() -> Option<PathBuf> {
     let absolute = |path: PathBuf| path.is_absolute().then_some(path);
     let named = env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
@@ -52,48 +76,61 @@ fn cache_folder() -> Option<PathBuf> {
     named.and_then(absolute).or_else(home)
 }
 
-fn laid_out_in(cache: &Path, content: &[u8]) -> Result<PathBuf> {
-    let mut sum = flate2::Crc::new();
-    sum.update(content);
-    let version = env!("CARGO_PKG_VERSION");
-    let name = format!("{version}-{:08x}", sum.sum());
-    if !cache.exists() {
-        make(cache, 0o700)?;
-    }
-    // The path is used for as long as programs start others, so it has no symbolic link.
-    let cache = cache.canonicalize()?;
-    for above in cache.ancestors() {
-        check(above, &fs::symlink_metadata(above)?, Whose::TheirsOrRoots)?;
-    }
-    let mut folder = cache;
-    for name in ["pinfold", &name] {
+fn written_to(cache: &Path, content: &[u8]) -> Result<PathBuf> {
+    let mut folder = checked_cache(cache)?;
+    let library = object::File::parse(content).context("the contained library")?;
+    let id = library.build_id().ok().flatten();
+    let id = id.context("the contained library has no build id")?;
+    let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    for name in ["pinfold", &format!("{}-{id}", env!("CARGO_PKG_VERSION"))] {
         folder.push(name);
-        make(&folder, 0o700)?;
-        check(&folder, &fs::symlink_metadata(&folder)?, Whose::Theirs)?;
+        make(&folder)?;
+        Rule::user_only()?.check(&folder)?;
     }
     let file = folder.join("libpinfold.so");
     let is_there = match fs::symlink_metadata(&file) {
-        Ok(found) => {
-            check(&file, &found, Whose::Theirs)?;
-            let mut old = Vec::new();
-            open_own(&file)?
-                .take(content.len() as u64 + 1)
-                .read_to_end(&mut old)?;
-            old == content
-        }
+        Ok(_) => Rule::user_only()?.check(&file)?.len() == content.len() as u64,
         Err(error) if error.kind() == ErrorKind::NotFound => false,
-        Err(error) => return Err(error.into()),
+        Err(error) => return Err(error).with_context(|| file.display().to_string()),
     };
     if !is_there {
-        pinfold_lab::output::write("the library", &file, content)?;
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o600))?;
+        replace(&file, content).with_context(|| format!("cannot write {}", file.display()))?;
     }
     Ok(file)
 }
 
-/// Makes a folder, unless there is one.
-fn make(folder: &Path, mode: u32) -> Result<()> {
-    match DirBuilder::new().mode(mode).create(folder) {
+/// Makes the cache folder if it is missing, and returns its path without symbolic links. Makes
+/// nothing if the user's files are not safe there, or if the loader could not use them.
+fn checked_cache(cache: &Path) -> Result<PathBuf> {
+    let named = |path: &Path| format!("{} cannot be used", path.display());
+    let is_missing =
+        fs::symlink_metadata(cache).is_err_and(|error| error.kind() == ErrorKind::NotFound);
+    let (Some(above), Some(name)) = (cache.parent(), cache.file_name()) else {
+        bail!("{} cannot be used", cache.display());
+    };
+    let real = if is_missing { above } else { cache };
+    let real = real.canonicalize().with_context(|| named(real))?;
+    for above in real.ancestors() {
+        Rule::user_or_root()?.check(above)?;
+    }
+    if super::library::ends_early(&real) {
+        bail!("the dynamic loader takes a space or a colon for the end of a path");
+    }
+    if statvfs(&real)?.f_flag.contains(StatVfsMountFlags::NOEXEC) {
+        bail!("{} is mounted with noexec", real.display());
+    }
+    if !is_missing {
+        return Ok(real);
+    }
+    let cache = real.join(name);
+    make(&cache)?;
+    Rule::user_or_root()?.check(&cache)?;
+    Ok(cache)
+}
+
+/// Makes a folder for the user alone, unless there is one.
+fn make(folder: &Path) -> Result<()> {
+    match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => {
             Err(error).with_context(|| format!("cannot make {}", folder.display()))
         }
@@ -101,48 +138,43 @@ fn make(folder: &Path, mode: u32) -> Result<()> {
     }
 }
 
-/// Who may own a file or folder.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Whose {
-    /// The user of this command.
-    Theirs,
-    TheirsOrRoots,
-}
-
-/// Fails if another user could replace what `about` describes, or what is in it.
-fn check(path: &Path, about: &Metadata, whose: Whose) -> Result<()> {
-    let user = rustix::process::geteuid().as_raw();
-    let owner = about.uid();
-    if owner != user && (whose == Whose::Theirs || owner != 0) {
-        bail!(
-            "{} belongs to user {owner}; set XDG_CACHE_HOME to a folder of your own, {OTHERWISE}",
-            path.display()
-        );
+/// Writes a file for the user alone. A process that reads the file sees the old content or the new
+/// one.
+fn replace(file: &Path, content: &[u8]) -> Result<()> {
+    let random = RandomState::new().hash_one(std::process::id());
+    let new = file.with_extension(format!("{random:016x}"));
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a new file, in the user's folder"
+    )]
+    let opened = {
+        let mut options = File::options();
+        options.write(true).create_new(true).mode(0o600).open(&new)
+    };
+    let mut written = opened?;
+    let outcome = written
+        .write_all(content)
+        .and_then(|()| fs::rename(&new, file));
+    if outcome.is_err() {
+        // The error that matters is the first one.
+        let _ = fs::remove_file(&new);
     }
-    if about.is_symlink() {
-        bail!("{} is a symbolic link; remove it", path.display());
-    }
-    // In a sticky folder like /tmp, others cannot replace what is the user's.
-    let is_sticky = about.is_dir() && about.mode() & 0o1000 != 0;
-    // Many systems give each user a group of the same number, which has no other member.
-    let others = if about.gid() == user { 0o002 } else { 0o022 };
-    if about.mode() & others != 0 && !is_sticky {
-        bail!(
-            "others may write to {}; forbid it by `chmod go-w`, or set {LIBRARY}",
-            path.display()
-        );
-    }
-    Ok(())
+    Ok(outcome?)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::fs::Permissions;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+
+    /// This test program, which has a build id as the library has.
+    fn library() -> Vec<u8> {
+        fs::read(env::current_exe().unwrap()).unwrap()
+    }
 
     fn refusal(cache: &Path) -> String {
-        format!("{:#}", laid_out_in(cache, b"library").unwrap_err())
+        format!("{:#}", written_to(cache, &library()).unwrap_err())
     }
 
     fn mode(path: &Path) -> u32 {
@@ -150,51 +182,43 @@ mod tests {
     }
 
     #[test]
-    fn a_library_is_written_once_and_again_if_it_differs() {
+    fn a_library_is_written_once_and_again_if_it_is_incomplete() {
         let home = tempfile::tempdir().unwrap();
         let cache = home.path().join("cache");
-        let file = laid_out_in(&cache, b"library").unwrap();
-        assert_eq!(fs::read(&file).unwrap(), b"library");
-        assert_eq!((mode(&cache), mode(file.parent().unwrap())), (0o700, 0o700));
+        let library = library();
+        let file = written_to(&cache, &library).unwrap();
+        assert!(fs::read(&file).unwrap() == library);
+        let folder = file.parent().unwrap();
+        assert_eq!([&*cache, folder, &file].map(mode), [0o700, 0o700, 0o600]);
         let written = fs::metadata(&file).unwrap().ino();
-        assert_eq!(laid_out_in(&cache, b"library").unwrap(), file);
+        assert_eq!(written_to(&cache, &library).unwrap(), file);
         assert_eq!(fs::metadata(&file).unwrap().ino(), written);
-        assert_ne!(laid_out_in(&cache, b"newer").unwrap(), file);
-        // A disk that was full, for example.
-        fs::write(&file, "libr").unwrap();
-        assert_eq!(laid_out_in(&cache, b"library").unwrap(), file);
-        assert_eq!(fs::read(&file).unwrap(), b"library");
-        fs::write(&file, "LIBRARY").unwrap();
-        laid_out_in(&cache, b"library").unwrap();
-        assert_eq!(fs::read(&file).unwrap(), b"library");
+        // As after a full disk.
+        fs::write(&file, "part").unwrap();
+        written_to(&cache, &library).unwrap();
+        assert!(fs::read(&file).unwrap() == library);
+        assert_eq!(fs::read_dir(folder).unwrap().count(), 1);
     }
 
     #[test]
     fn what_others_may_change_is_refused() {
         let home = tempfile::tempdir().unwrap();
         let cache = home.path().join("cache");
-        let file = laid_out_in(&cache, b"library").unwrap();
-        for open in [
-            &*cache,
-            &cache.join("pinfold"),
-            file.parent().unwrap(),
-            &file,
-        ] {
+        let file = written_to(&cache, &library()).unwrap();
+        let folder = file.parent().unwrap();
+        for open in [&*cache, &cache.join("pinfold"), folder, &file] {
             let before = mode(open);
             fs::set_permissions(open, Permissions::from_mode(before | 0o002)).unwrap();
             let said = refusal(&cache);
-            assert!(
-                said.contains("others may write to") && said.contains("chmod"),
-                "{said}"
-            );
+            assert!(said.contains("may be changed by other users"), "{said}");
             assert!(said.contains(&*open.to_string_lossy()), "{said}");
             fs::set_permissions(open, Permissions::from_mode(before)).unwrap();
         }
-        laid_out_in(&cache, b"library").unwrap();
+        written_to(&cache, &library()).unwrap();
     }
 
     #[test]
-    fn links_in_the_folder_are_refused() {
+    fn links_are_refused() {
         let home = tempfile::tempdir().unwrap();
         let (cache, elsewhere) = (home.path().join("cache"), home.path().join("elsewhere"));
         fs::create_dir(&elsewhere).unwrap();
@@ -202,23 +226,32 @@ mod tests {
         symlink(&elsewhere, cache.join("pinfold")).unwrap();
         assert!(refusal(&cache).contains("symbolic link"));
         fs::remove_file(cache.join("pinfold")).unwrap();
-        let file = laid_out_in(&cache, b"library").unwrap();
-        fs::rename(&file, elsewhere.join("mine")).unwrap();
+        let file = written_to(&cache, &library()).unwrap();
+        fs::write(elsewhere.join("mine"), "mine").unwrap();
+        fs::remove_file(&file).unwrap();
         symlink(elsewhere.join("mine"), &file).unwrap();
         assert!(refusal(&cache).contains("symbolic link"));
-        assert_eq!(fs::read(elsewhere.join("mine")).unwrap(), b"library");
+        assert_eq!(fs::read(elsewhere.join("mine")).unwrap(), b"mine");
+        symlink(home.path().join("none"), home.path().join("dangling")).unwrap();
+        assert!(refusal(&home.path().join("dangling")).contains("dangling"));
     }
 
     #[test]
-    fn another_users_folder_is_refused() {
+    fn a_refusal_makes_nothing() {
+        let home = tempfile::tempdir().unwrap();
+        let spaced = home.path().join("a space");
+        fs::create_dir(&spaced).unwrap();
+        assert!(refusal(&spaced).contains("a space or a colon"));
+        assert_eq!(fs::read_dir(&spaced).unwrap().count(), 0);
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        let home = tempfile::tempdir().unwrap();
-        let cache = home.path().join("cache");
-        fs::create_dir(&cache).unwrap();
-        std::os::unix::fs::chown(&cache, Some(12345), None).unwrap();
-        assert!(refusal(&cache).contains("belongs to user 12345"));
-        assert!(!cache.join("pinfold").exists());
+        let theirs = home.path().join("theirs");
+        fs::create_dir(&theirs).unwrap();
+        chown(&theirs, Some(12345), None).unwrap();
+        for cache in [&theirs, &theirs.join(".cache")] {
+            assert!(refusal(cache).contains("belongs to user 12345"));
+            assert_eq!(fs::read_dir(&theirs).unwrap().count(), 0);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Finds the shared library.
 
 use super::contained;
+use super::trust::Rule;
 use anyhow::{Context, Result, bail};
 use pinfold_malloc::settings::LIBRARY;
 use std::env;
@@ -11,18 +12,19 @@ use std::path::{Path, PathBuf};
 /// beside a built command, or in the command itself.
 pub fn find() -> Result<PathBuf> {
     let library = look()?;
-    if library
-        .as_os_str()
-        .as_encoded_bytes()
-        .iter()
-        .any(|byte| b" :".contains(byte))
-    {
+    if ends_early(&library) {
         bail!(
             "{} has a space or a colon in its path, which the dynamic loader takes for the end of the path; put the library elsewhere and set {LIBRARY} to its path",
             library.display()
         );
     }
     Ok(library)
+}
+
+/// Returns whether the dynamic loader would take a character of the path for its end.
+pub fn ends_early(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    bytes.iter().any(|byte| b" :".contains(byte))
 }
 
 fn look() -> Result<PathBuf> {
@@ -52,15 +54,32 @@ fn look() -> Result<PathBuf> {
         here.join("deps/libpinfold_preload.so"),
         here.join("libpinfold_preload.so"),
     ];
-    let found = places.iter().find_map(|place| place.canonicalize().ok());
-    match (found, contained::CONTENT) {
-        (Some(found), _) => Ok(found),
-        (None, Some(content)) => contained::laid_out(content),
-        (None, None) => bail!(
-            "libpinfold.so is neither in {} nor beside the command; install it with the command, or set {LIBRARY} to its path",
+    let rule = Rule::owner_of(&command)?;
+    let mut why = String::new();
+    for place in places {
+        let Ok(found) = place.canonicalize() else {
+            continue;
+        };
+        // The command may lie in a folder like /tmp, beside what another user has put there.
+        match check(rule, &found) {
+            Ok(()) => return Ok(found),
+            Err(error) => why += &format!(" ({error})"),
+        }
+    }
+    match contained::content() {
+        Some(content) => contained::written_out(content),
+        None => bail!(
+            "libpinfold.so is neither in {} nor beside the command{why}; install it with the command, or set {LIBRARY} to its path",
             here.join("../lib").display()
         ),
     }
+}
+
+/// Fails if another user can replace the library.
+fn check(rule: Rule, library: &Path) -> Result<()> {
+    rule.check(library)?;
+    rule.check(library.parent().unwrap_or(library))?;
+    Ok(())
 }
 
 /// Returns `LD_PRELOAD` with the library first. The library of a sanitizer that the program is

@@ -9,6 +9,7 @@ mod program;
 mod report;
 mod signals;
 pub mod statistics;
+mod trust;
 
 use crate::foreign::{Unopened, open_own};
 use crate::output;

@@ -20,8 +20,8 @@ const RELAYED: [i32; 9] = [
     libc::SIGCONT,
 ];
 
-/// Signals that a terminal sends to the command as well, so that they would arrive twice. Those that
-/// another process sends are passed on.
+/// Signals that a terminal sends to the command as well. They would arrive twice, so they are
+/// passed on only if another process has sent them.
 const OF_TERMINALS: [i32; 5] = [
     libc::SIGHUP,
     libc::SIGINT,

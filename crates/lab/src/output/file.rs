@@ -11,6 +11,7 @@
 use anyhow::{Context, Result, bail};
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use std::fs::{self, File, Metadata};
+use std::hash::{BuildHasher, RandomState};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -87,10 +88,11 @@ fn cannot_write(what: &str, path: &Path) -> String {
     )
 }
 
-/// A new file beside another one.
+/// A new file beside another one. Its name is random: a process that was killed has left its file.
 fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
     let name = path.file_name().ok_or(ErrorKind::IsADirectory)?;
-    let new = format!(".{}.{}.new", name.to_string_lossy(), std::process::id());
+    let random = RandomState::new().hash_one(std::process::id());
+    let new = format!(".{}.{random:016x}.new", name.to_string_lossy());
     let new = path.with_file_name(new);
     let file = File::options().write(true).create_new(true).open(&new)?;
     Ok((new, file))

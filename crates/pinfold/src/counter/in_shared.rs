@@ -419,7 +419,7 @@ impl SharedCounters {
 
     /// Returns the word at `offset`. The callers check the number of the counter and of the lane.
     fn word(&self, offset: usize) -> &AtomicU64 {
-        debug_assert!(offset < PAGE.max(needed(self.count, self.lanes)));
+        debug_assert!(offset < needed(self.count, self.lanes));
         // SAFETY: the mapping is a page for the header alone, or `needed` bytes, which stay mapped
         // while `self` lives. Offsets are multiples of 8, and all processes access the words
         // atomically.
@@ -429,10 +429,7 @@ impl SharedCounters {
 
 impl Drop for SharedCounters {
     fn drop(&mut self) {
-        let bytes = match self.count {
-            0 => PAGE,
-            count => needed(count, self.lanes),
-        };
+        let bytes = needed(self.count, self.lanes);
         // SAFETY: `open` mapped these bytes, and no reference into them outlives `self`.
         unsafe { sys::unmap(self.at.as_ptr(), bytes) };
     }

@@ -1,0 +1,122 @@
+//! Who can change a file that programs load as code.
+
+use anyhow::{Context, Result, bail};
+use std::fs::{self, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Who may be able to change a file or folder.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    owners: [u32; 3],
+    groups: Groups,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Groups {
+    None,
+    /// A group with the user's number. Many systems give each user such a group, without any other
+    /// member.
+    OfTheUser,
+    All,
+}
+
+/// The number that the kernel shows for an owner who has no number here.
+const UNMAPPED: u32 = 65_534;
+
+/// Returns the number of this process's user.
+///
+/// # Errors
+///
+/// Fails if the user has no number here: files of other users would look like the user's own.
+fn user() -> Result<u32> {
+    match rustix::process::geteuid().as_raw() {
+        UNMAPPED => bail!("this user has no number in this user namespace"),
+        user => Ok(user),
+    }
+}
+
+impl Rule {
+    /// Only the user.
+    pub fn user_only() -> Result<Rule> {
+        let owners = [user()?; 3];
+        Ok(Rule {
+            owners,
+            groups: Groups::None,
+        })
+    }
+
+    /// The user, and whoever owns the root folder.
+    pub fn user_or_root() -> Result<Rule> {
+        // In a user namespace, root's files may have another number than 0.
+        let owners = [user()?, 0, fs::metadata("/")?.uid()];
+        let groups = Groups::OfTheUser;
+        Ok(Rule { owners, groups })
+    }
+
+    /// The user, root, and the owner of `file`. Any group, as in /usr/local on some systems.
+    pub fn owner_of(file: &Path) -> Result<Rule> {
+        let user = rustix::process::geteuid().as_raw();
+        Ok(Rule {
+            owners: [user, 0, fs::metadata(file)?.uid()],
+            groups: Groups::All,
+        })
+    }
+
+    /// Fails if somebody else could change `path`. A symbolic link fails too.
+    pub fn check(self, path: &Path) -> Result<Metadata> {
+        let about = fs::symlink_metadata(path).with_context(|| path.display().to_string())?;
+        match self.objection(about.uid(), about.gid(), about.mode()) {
+            None => Ok(about),
+            Some(objection) => bail!("{} {objection}", path.display()),
+        }
+    }
+
+    fn objection(self, owner: u32, group: u32, mode: u32) -> Option<String> {
+        let kind = mode & libc::S_IFMT;
+        if kind == libc::S_IFLNK {
+            return Some("is a symbolic link".to_owned());
+        }
+        if !self.owners.contains(&owner) {
+            return Some(format!("belongs to user {owner}"));
+        }
+        // In a sticky folder like /tmp, others cannot replace what is the user's.
+        let is_sticky = kind == libc::S_IFDIR && mode & libc::S_ISVTX != 0;
+        let may_group = match self.groups {
+            Groups::None => false,
+            Groups::OfTheUser => group == self.owners[0],
+            Groups::All => true,
+        };
+        let writable = mode & libc::S_IWOTH != 0 || mode & libc::S_IWGRP != 0 && !may_group;
+        (writable && !is_sticky).then(|| "may be changed by other users".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owners_groups_and_modes_decide() {
+        let rule = |groups| Rule {
+            owners: [1000, 0, 0],
+            groups,
+        };
+        let ok = |groups, owner, group, mode| rule(groups).objection(owner, group, mode).is_none();
+        let (folder, file) = (libc::S_IFDIR, libc::S_IFREG);
+        for groups in [Groups::None, Groups::OfTheUser, Groups::All] {
+            assert!(ok(groups, 1000, 1000, folder | 0o755));
+            assert!(ok(groups, 0, 0, file | 0o644));
+            assert!(ok(groups, 0, 0, folder | 0o1777));
+            assert!(!ok(groups, 0, 0, file | 0o1666));
+            assert!(!ok(groups, 1001, 1000, folder | 0o700));
+            assert!(!ok(groups, 1000, 1000, folder | 0o757));
+            assert!(!ok(groups, 1000, 1000, libc::S_IFLNK | 0o777));
+        }
+        let group_writable = |groups, group| ok(groups, 1000, group, folder | 0o775);
+        assert!(!group_writable(Groups::None, 1000));
+        assert!(group_writable(Groups::OfTheUser, 1000));
+        assert!(!group_writable(Groups::OfTheUser, 50));
+        assert!(group_writable(Groups::All, 50));
+    }
+}
