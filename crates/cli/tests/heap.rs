@@ -36,12 +36,30 @@ fn keeps_a_quarter(size: usize) -> Vec<Vec<u8>> {
     blocks
 }
 
+/// The KiB that [`leaks`] does not free.
+const LEAKED: u64 = 2048;
+
+/// Leaks blocks of two sizes, and frees others.
+#[inline(never)]
+fn leaks() {
+    for _ in 0..16 * 1024 {
+        std::mem::forget(black_box(vec![1u8; 32]));
+        drop(black_box(vec![1u8; 500]));
+    }
+    for _ in 0..1536 {
+        std::mem::forget(black_box(vec![1u8; 1024]));
+    }
+}
+
 /// Does what the environment asks for. Does nothing as a test.
 #[test]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else {
         return;
     };
+    if role == "leaks" {
+        return leaks();
+    }
     let all: Vec<_> = SIZES.into_iter().map(keeps_a_quarter).collect();
     if role == "stays" {
         println!("ready");
@@ -297,6 +315,44 @@ fn leaks_are_reported_at_the_end() {
         let report = String::from_utf8(report).unwrap();
         assert_has(&report, &["in use, in about", "keeps_a_quarter"]);
     }
+}
+
+#[test]
+fn leaks_are_exact_on_request_and_near_otherwise() {
+    let report = |option: &str| {
+        let mut command = run(&[option], "leaks");
+        let report = output(command.env_remove("PINFOLD_HEAP")).stderr;
+        String::from_utf8(report).unwrap()
+    };
+    let exact = report("--leaks=exact");
+    assert_has(&exact, &["exact: each allocation was recorded"]);
+    assert_eq!(leaked(&exact), LEAKED, "{exact}");
+    let sampled = report("--leaks");
+    assert_has(&sampled, &["estimated from", "one in 4.0 KiB"]);
+    let ratio = leaked(&sampled) as f64 / LEAKED as f64;
+    // The standard deviation is 4 %.
+    assert!((0.75..1.25).contains(&ratio), "{ratio} {sampled}");
+}
+
+/// Returns the KiB of all stacks in a report of leaks that have the function `leaks`.
+fn leaked(report: &str) -> u64 {
+    let mut sum = 0.0;
+    let mut head = 0.0;
+    for line in report.lines() {
+        if let Some((size, _)) = line.split_once(" in ").filter(|_| line.ends_with("from:")) {
+            let (number, unit) = size.split_once(' ').unwrap();
+            let unit = match unit {
+                "B" => 1.0 / 1024.0,
+                "KiB" => 1.0,
+                _ => 1024.0,
+            };
+            head = number.parse::<f64>().unwrap() * unit;
+        }
+        if line.trim_start().starts_with("heap::leaks") {
+            sum += head;
+        }
+    }
+    sum.round() as u64
 }
 
 #[test]

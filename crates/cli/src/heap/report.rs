@@ -68,10 +68,14 @@ pub fn summary(profile: &Profile, what: What) -> String {
         one if one == "1" => "1 block".to_owned(),
         more => format!("{more} blocks"),
     };
+    // Each sample stands for one block, and no sample was dropped.
+    let is_exact =
+        profile.interval == 1 && profile.dropped == 0 && (objects - samples as f64).abs() < 0.5;
+    let about = if is_exact { "" } else { "about " };
     let mut lines = Lines::default();
     lines.add(match &profile.older {
         None => format!(
-            "{}: {} {}, in about {blocks}",
+            "{}: {} {}, in {about}{blocks}",
             profile.title,
             bytes(all),
             what.word(),
@@ -90,15 +94,19 @@ pub fn summary(profile: &Profile, what: What) -> String {
             "estimated from {samples} and {old} samples, lately one in {}",
             bytes(profile.interval as f64)
         ));
+    } else if is_exact && samples > 0 {
+        lines.add("exact: each allocation was recorded");
     } else if samples > 0 {
         let deviation = 100.0 * deviation(all, profile.interval as f64);
-        let about = match profile.interval > DEFAULT_INTERVAL {
+        let deviation = match (profile.dropped, profile.interval > DEFAULT_INTERVAL) {
+            (0, false) => format!("; standard deviation at most about {deviation:.0} %"),
             // Earlier samples may have had a longer interval, so this is no bound.
-            true => "about",
-            false => "at most about",
+            (0, true) => format!("; standard deviation about {deviation:.0} %"),
+            // What was dropped is not known.
+            _ => String::new(),
         };
         lines.add(format_args!(
-            "estimated from {samples} samples, lately one in {}; standard deviation {about} {deviation:.0} %",
+            "estimated from {samples} samples, lately one in {}{deviation}",
             bytes(profile.interval as f64)
         ));
     } else if profile.all_samples > 0 {
@@ -114,7 +122,8 @@ pub fn summary(profile: &Profile, what: What) -> String {
     }
     if profile.dropped > 0 {
         lines.add(format_args!(
-            "{} samples were dropped, because a table was full or the stack could not be walked",
+            "{} samples were dropped, so the figures are too low: a table was full, or the stack \
+             could not be walked; a larger interval takes fewer samples",
             profile.dropped
         ));
     }
