@@ -109,6 +109,34 @@ fn signal_reaches_the_command(signal: &str) {
 }
 
 #[test]
+fn the_status_is_known_although_the_parent_ignores_sigchld() {
+    let text = r#"trap '' CHLD; sleep 20 & exec "$0" run --stats -- sh -c 'exit 3'"#;
+    let begun = std::time::Instant::now();
+    let status = std::process::Command::new("sh")
+        .args(["-c", text])
+        .arg(assert_cmd::cargo::cargo_bin("pinfold"))
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .status()
+        .unwrap();
+    assert_eq!(status.code(), Some(3));
+    assert!(begun.elapsed() < std::time::Duration::from_secs(15));
+}
+
+#[test]
+fn a_command_that_signals_its_group_gets_the_signal_once() {
+    let text = r#"trap 'echo once' USR1; kill -USR1 0; sleep 0.5; kill -USR1 0; sleep 0.5"#;
+    let output = std::process::Command::new("setsid")
+        .args(["--wait"])
+        .arg(assert_cmd::cargo::cargo_bin("pinfold"))
+        .args(["run", "--stats", "--", "sh", "-c", text])
+        .output()
+        .unwrap();
+    let out = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(out, "once\nonce\n");
+}
+
+#[test]
 fn orphans_are_reaped_in_a_container() {
     // The command is the first process of its namespace, so it becomes the orphan's parent.
     let text = "(sleep 0.1 & echo $!) && sleep 0.5; cat /proc/[0-9]*/stat | grep -c ' Z '";

@@ -95,7 +95,7 @@ pub fn summary(profile: &Profile, what: What) -> String {
             bytes(profile.interval as f64)
         ));
     } else if is_exact && samples > 0 {
-        lines.add("exact: each allocation was recorded");
+        lines.add("exact: each allocation since the profile's start was recorded");
     } else if samples > 0 {
         let deviation = 100.0 * deviation(all, profile.interval as f64);
         let deviation = match (profile.dropped, profile.interval > DEFAULT_INTERVAL) {

@@ -25,6 +25,7 @@ use std::path::{Path, PathBuf};
 #[cfg(contains_library)]
 core::arch::global_asm!(
     ".pushsection .rodata.pinfold_contained,\"a\"",
+    ".balign 16",
     ".globl pinfold_contained_start",
     ".hidden pinfold_contained_start",
     "pinfold_contained_start:",
@@ -33,14 +34,15 @@ core::arch::global_asm!(
     ".hidden pinfold_contained_end",
     "pinfold_contained_end:",
     ".popsection",
+    options(raw)
 );
 
-/// Returns the library. `None` in a test build, whose library lies beside the command.
+/// Returns the library. `None` unless the command was built by a release profile.
 #[cfg(contains_library)]
 pub fn content() -> Option<&'static [u8]> {
     unsafe extern "C" {
-        static pinfold_contained_start: u8;
-        static pinfold_contained_end: u8;
+        static pinfold_contained_start: [u8; 0];
+        static pinfold_contained_end: [u8; 0];
     }
     let (start, end) = (
         &raw const pinfold_contained_start,
@@ -48,7 +50,7 @@ pub fn content() -> Option<&'static [u8]> {
     );
     // SAFETY: the assembly above places the library's bytes between the two symbols, in memory that
     // nothing writes to.
-    Some(unsafe { std::slice::from_raw_parts(start, end.addr() - start.addr()) })
+    Some(unsafe { std::slice::from_raw_parts(start.cast(), end.addr() - start.addr()) })
 }
 
 #[cfg(not(contains_library))]
@@ -85,7 +87,9 @@ fn written_to(cache: &Path, content: &[u8]) -> Result<PathBuf> {
     for name in ["pinfold", &format!("{}-{id}", env!("CARGO_PKG_VERSION"))] {
         folder.push(name);
         make(&folder)?;
-        Rule::user_only()?.check(&folder)?;
+        if !Rule::user_only()?.check(&folder)?.is_dir() {
+            bail!("{} is not a folder", folder.display());
+        }
     }
     let file = folder.join("libpinfold.so");
     let is_there = match fs::symlink_metadata(&file) {
@@ -154,7 +158,8 @@ fn replace(file: &Path, content: &[u8]) -> Result<()> {
     let mut written = opened?;
     let outcome = written
         .write_all(content)
-        .and_then(|()| fs::rename(&new, file));
+        .and_then(|()| written.sync_data());
+    let outcome = outcome.and_then(|()| fs::rename(&new, file));
     if outcome.is_err() {
         // The error that matters is the first one.
         let _ = fs::remove_file(&new);

@@ -35,7 +35,16 @@ pub fn misspelt() -> Vec<String> {
     let near = |wrong: &str| {
         let names = SETTINGS.iter().map(|setting| setting.name());
         let all = names.map(|name| (strsim::osa_distance(wrong, name), name));
-        all.min().filter(|(distance, _)| (1..=2).contains(distance))
+        // Short names are near to many words.
+        let most = |name: &str| {
+            if name.len() > "PINFOLD_LONG".len() {
+                2
+            } else {
+                1
+            }
+        };
+        all.min()
+            .filter(|(distance, name)| (1..=most(name)).contains(distance))
     };
     let names = vars_os().map(|(name, _)| name);
     let ours = names.filter(|name| name.len() < 64 && name.as_bytes().starts_with(b"PINFOLD_"));
@@ -43,7 +52,7 @@ pub fn misspelt() -> Vec<String> {
         let name = name.into_string().ok()?;
         let (_, meant) = near(&name)?;
         Some(format!(
-            "{name} has no effect; did you mean {meant}? `pinfold run --help` lists the variables"
+            "Pinfold does not read {name}; did you mean {meant}? `pinfold run --help` lists the variables"
         ))
     };
     ours.filter_map(note).collect()

@@ -57,12 +57,12 @@ fn look() -> Result<PathBuf> {
     let rule = Rule::owner_of(&command)?;
     let mut why = String::new();
     for place in places {
-        let Ok(found) = place.canonicalize() else {
+        if !place.exists() {
             continue;
-        };
+        }
         // The command may lie in a folder like /tmp, beside what another user has put there.
-        match check(rule, &found) {
-            Ok(()) => return Ok(found),
+        match checked(rule, &place) {
+            Ok(found) => return Ok(found),
             Err(error) => why += &format!(" ({error})"),
         }
     }
@@ -75,11 +75,17 @@ fn look() -> Result<PathBuf> {
     }
 }
 
-/// Fails if another user can replace the library.
-fn check(rule: Rule, library: &Path) -> Result<()> {
-    rule.check(library)?;
-    rule.check(library.parent().unwrap_or(library))?;
-    Ok(())
+/// Returns the path without symbolic links of the library at `place`. Fails if another user has
+/// made a link on the way or can replace the library.
+fn checked(rule: Rule, place: &Path) -> Result<PathBuf> {
+    let folder = place.parent().unwrap_or(place).canonicalize()?;
+    let named = folder.join(place.file_name().unwrap_or_default());
+    let found = named.canonicalize()?;
+    rule.check_link(&named)?;
+    rule.check(&folder)?;
+    rule.check(&found)?;
+    rule.check(found.parent().unwrap_or(&found))?;
+    Ok(found)
 }
 
 /// Returns `LD_PRELOAD` with the library first. The library of a sanitizer that the program is
@@ -96,4 +102,36 @@ pub fn preload(library: &Path, sanitizer: Option<String>) -> OsString {
         list.push(others);
     }
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::{chown, lchown, symlink};
+
+    #[test]
+    fn what_another_user_has_put_beside_the_command_does_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["command", "real.so"] {
+            fs::write(at(name), "").unwrap();
+        }
+        let rule = Rule::owner_of(&at("command")).unwrap();
+        symlink("real.so", at("link.so")).unwrap();
+        for name in ["real.so", "link.so"] {
+            assert_eq!(
+                checked(rule, &at(name)).unwrap().file_name().unwrap(),
+                "real.so"
+            );
+        }
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        lchown(at("link.so"), Some(12345), None).unwrap();
+        assert!(checked(rule, &at("real.so")).is_ok());
+        assert!(checked(rule, &at("link.so")).is_err());
+        chown(at("real.so"), Some(12345), None).unwrap();
+        assert!(checked(rule, &at("real.so")).is_err());
+    }
 }

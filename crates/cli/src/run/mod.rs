@@ -133,12 +133,12 @@ impl Args {
             None if self.heap_file.is_some() => "on",
             None => return self.heap.as_deref(),
         };
-        let is_set = std::env::var_os(HEAP).is_some();
+        let is_set = std::env::var_os(HEAP).is_some_and(|value| !value.is_empty());
         self.heap.as_deref().or((!is_set).then_some(default))
     }
 
-    /// Returns the option whose value `word` may be meant to be: one that was given without a
-    /// value, which stands behind an equals sign.
+    /// Returns the option that was given without a value and that would accept `word` as its
+    /// value.
     fn option_for(&self, word: &OsStr) -> Option<&'static str> {
         let word = word.to_str()?;
         let given = [
@@ -150,12 +150,17 @@ impl Args {
         let fits = |&(_, name, value, alone): &(&str, &str, &Option<String>, &str)| {
             value.as_deref() == Some(alone) && environment::option(name, word).is_ok()
         };
-        given.into_iter().find(fits).map(|(option, ..)| option)
+        let is_leaks = self.leaks.as_deref() == Some("sampled") && word == "exact";
+        let found = given.into_iter().find(fits).map(|(option, ..)| option);
+        found.or(is_leaks.then_some("leaks"))
     }
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
     environment::check()?;
+    if args.leaks.as_deref() == Some("exact") && args.heap.is_some() {
+        bail!("--leaks=exact records each allocation; leave --heap out, or the `=exact`");
+    }
     for note in environment::misspelt() {
         output::note(note);
     }
@@ -277,8 +282,8 @@ fn run_and_report(
     if args.leaks.is_some() {
         command.env(HEAP_FILE, &heap_file);
     }
-    signals::prepare_child(&mut command);
     let relay = signals::Relay::start();
+    relay.prepare(&mut command);
     let started = std::time::SystemTime::now();
     let spawned = command.spawn();
     drop(placed);

@@ -8,7 +8,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 /// Signals that this process passes on to the command.
-const RELAYED: [i32; 9] = [
+const RELAYED: [i32; 11] = [
+    libc::SIGABRT,
+    libc::SIGPWR,
     libc::SIGTERM,
     libc::SIGHUP,
     libc::SIGINT,
@@ -21,14 +23,9 @@ const RELAYED: [i32; 9] = [
 ];
 
 /// Signals that a terminal sends to the command as well. They would arrive twice, so they are
-/// passed on only if another process has sent them.
-const OF_TERMINALS: [i32; 5] = [
-    libc::SIGHUP,
-    libc::SIGINT,
-    libc::SIGQUIT,
-    libc::SIGWINCH,
-    libc::SIGCONT,
-];
+/// passed on only if another process has sent them. A terminal that is closed sends SIGHUP to the
+/// first process of its session only.
+const OF_TERMINALS: [i32; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH];
 
 /// The command's process id. 0 before it has started, and after it has ended.
 static CHILD: AtomicI32 = AtomicI32::new(0);
@@ -50,20 +47,27 @@ pub struct Relay {
 extern "C" fn relay(signal: i32, about: *mut libc::siginfo_t, _: *mut libc::c_void) {
     // SAFETY: the kernel calls a handler with SA_SIGINFO with the signal's description.
     let about = unsafe { &*about };
-    // A positive code means that the kernel sent the signal.
-    if about.si_code > 0 && OF_TERMINALS.contains(&signal) {
-        return;
-    }
     let child = CHILD.load(Ordering::Relaxed);
+    // A positive code means that the kernel sent the signal. A command that signals its whole group
+    // has the signal already.
+    let has_it = about.si_code > 0 && OF_TERMINALS.contains(&signal);
+    // SAFETY: a signal that a process has sent has the sender's id.
+    let is_its_own = about.si_code <= 0 && unsafe { about.si_pid() } == child;
     if child == 0 {
         EARLY.fetch_or(1 << (signal - 1), Ordering::Relaxed);
-    } else if about.si_code == libc::SI_QUEUE {
-        // SAFETY: as below, and a signal with this code has a value.
-        unsafe { libc::sigqueue(child, signal, about.si_value()) };
-    } else {
-        // SAFETY: `kill` may be called in handlers, and touches no memory. The id is still the
-        // child's, because nothing reaps the child before `stop_at_the_end` stores 0.
-        unsafe { libc::kill(child, signal) };
+    } else if !has_it && !is_its_own {
+        // SAFETY: `errno` is the thread's own.
+        let errno = unsafe { *libc::__errno_location() };
+        if about.si_code == libc::SI_QUEUE {
+            // SAFETY: as below, and a signal with this code has a value.
+            unsafe { libc::sigqueue(child, signal, about.si_value()) };
+        } else {
+            // SAFETY: `kill` may be called in handlers, and touches no memory. The id is still the
+            // child's, because nothing reaps the child before `stop_at_the_end` stores 0.
+            unsafe { libc::kill(child, signal) };
+        }
+        // SAFETY: as above. The interrupted code may be about to read it.
+        unsafe { *libc::__errno_location() = errno };
     }
 }
 
@@ -78,20 +82,43 @@ impl Relay {
         let mut before = Vec::new();
         for signal in relayed() {
             let old = action_of(signal);
-            // An ignored signal stays ignored, as under nohup.
-            if old.sa_sigaction == libc::SIG_IGN {
-                continue;
-            }
             let new = libc::sigaction {
                 sa_sigaction: relay as *const () as usize,
                 sa_flags: libc::SA_RESTART | libc::SA_SIGINFO,
                 ..old
             };
-            // SAFETY: the handler only uses atomics and sends signals.
-            unsafe { libc::sigaction(signal, &raw const new, std::ptr::null_mut()) };
+            set_action(signal, &new);
             before.push((signal, old));
         }
+        // While SIGCHLD is ignored, the kernel reaps children and forgets their status.
+        let old = action_of(libc::SIGCHLD);
+        let default = libc::sigaction {
+            sa_sigaction: libc::SIG_DFL,
+            ..old
+        };
+        set_action(libc::SIGCHLD, &default);
+        before.push((libc::SIGCHLD, old));
         Relay { before }
+    }
+
+    /// Makes the command begin with the default action of SIGPIPE, and ignore the signals that this
+    /// process has ignored before, as under nohup. `exec` sets the other signals to their defaults.
+    pub fn prepare(&self, command: &mut Command) {
+        let ignored = self
+            .before
+            .iter()
+            .filter(|(_, old)| old.sa_sigaction == libc::SIG_IGN);
+        let ignored: Vec<i32> = ignored.map(|(signal, _)| *signal).collect();
+        // SAFETY: the closure calls only `signal`, which is allowed between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+                for &signal in &ignored {
+                    libc::signal(signal, libc::SIG_IGN);
+                }
+                Ok(())
+            });
+        }
     }
 
     pub fn send_to(&self, child: u32) {
@@ -130,22 +157,16 @@ impl Relay {
         }
         CHILD.store(0, Ordering::Relaxed);
         for (signal, old) in &self.before {
-            // SAFETY: `old` is the action that `start` read for this signal.
-            unsafe { libc::sigaction(*signal, old, std::ptr::null_mut()) };
+            set_action(*signal, old);
         }
     }
 }
 
-/// Makes the child begin with the default action of SIGPIPE. `exec` sets the signals that this
-/// process handles to their defaults, and leaves those that it ignores.
-pub fn prepare_child(command: &mut Command) {
-    // SAFETY: the closure calls only `signal`, which is allowed between fork and exec.
-    unsafe {
-        command.pre_exec(|| {
-            libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-            Ok(())
-        });
-    }
+/// Sets the action for a signal: [`relay`], the default, or one that [`action_of`] has returned.
+fn set_action(signal: i32, action: &libc::sigaction) {
+    // SAFETY: the handler only uses atomics and sends signals. The old actions were in effect
+    // before.
+    unsafe { libc::sigaction(signal, action, std::ptr::null_mut()) };
 }
 
 /// Returns this process's action for a signal.

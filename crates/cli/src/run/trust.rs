@@ -30,14 +30,25 @@ const UNMAPPED: u32 = 65_534;
 ///
 /// Fails if the user has no number here: files of other users would look like the user's own.
 fn user() -> Result<u32> {
-    match rustix::process::geteuid().as_raw() {
-        UNMAPPED => bail!("this user has no number in this user namespace"),
-        user => Ok(user),
+    let user = rustix::process::geteuid().as_raw();
+    #[expect(clippy::disallowed_methods, reason = "a file of the kernel's own")]
+    if user == UNMAPPED && !is_mapped(&fs::read_to_string("/proc/self/uid_map")?, user) {
+        bail!("this user has no number in this user namespace");
     }
+    Ok(user)
+}
+
+/// Returns whether a line of `/proc/self/uid_map` has the number: the first number inside, the
+/// first one outside, and how many there are.
+fn is_mapped(map: &str, user: u32) -> bool {
+    map.lines().any(|line| {
+        let numbers: Vec<u64> = line.split_whitespace().flat_map(str::parse).collect();
+        matches!(numbers[..], [first, _, count] if (first..first + count).contains(&user.into()))
+    })
 }
 
 impl Rule {
-    /// Only the user.
+    /// The user alone.
     pub fn user_only() -> Result<Rule> {
         let owners = [user()?; 3];
         Ok(Rule {
@@ -46,7 +57,7 @@ impl Rule {
         })
     }
 
-    /// The user, and whoever owns the root folder.
+    /// The user, root, and the owner of `/`.
     pub fn user_or_root() -> Result<Rule> {
         // In a user namespace, root's files may have another number than 0.
         let owners = [user()?, 0, fs::metadata("/")?.uid()];
@@ -63,13 +74,22 @@ impl Rule {
         })
     }
 
-    /// Fails if somebody else could change `path`. A symbolic link fails too.
+    /// Fails if another user can change `path`, or if `path` is a symbolic link.
     pub fn check(self, path: &Path) -> Result<Metadata> {
         let about = fs::symlink_metadata(path).with_context(|| path.display().to_string())?;
         match self.objection(about.uid(), about.gid(), about.mode()) {
             None => Ok(about),
             Some(objection) => bail!("{} {objection}", path.display()),
         }
+    }
+
+    /// Fails if somebody else has made what is at `path`, also if it is a symbolic link.
+    pub fn check_link(self, path: &Path) -> Result<()> {
+        let owner = fs::symlink_metadata(path)?.uid();
+        if !self.owners.contains(&owner) {
+            bail!("{} belongs to user {owner}", path.display());
+        }
+        Ok(())
     }
 
     fn objection(self, owner: u32, group: u32, mode: u32) -> Option<String> {
@@ -95,6 +115,14 @@ impl Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_map_of_users_says_who_has_a_number() {
+        assert!(is_mapped("         0          0 4294967295\n", UNMAPPED));
+        assert!(is_mapped("0 1000 1\n1 100000 65536\n", UNMAPPED));
+        assert!(!is_mapped("0 1000 1\n", UNMAPPED));
+        assert!(!is_mapped("", UNMAPPED));
+    }
 
     #[test]
     fn owners_groups_and_modes_decide() {

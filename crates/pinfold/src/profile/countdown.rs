@@ -139,10 +139,12 @@ pub fn due(size: usize) -> Option<u64> {
     (left <= size).then_some(mean)
 }
 
-/// Returns the two words of a new interval.
+/// Returns the two words of a new interval. With a mean of 1, each allocation is sampled.
 fn begin() -> [u64; 2] {
-    let mean = interval();
-    [draw(mean) + 1, mean]
+    match interval() {
+        1 => [1, 1],
+        mean => [draw(mean) + 1, mean],
+    }
 }
 
 /// Counts a sample that ended an interval of mean `mean`. At the end of a turn, sets the mean of

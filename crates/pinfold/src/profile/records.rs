@@ -93,9 +93,13 @@ impl Counts {
     pub const ONE: u64 = 1 << 10;
 
     /// Returns what a sample of `size` bytes stands for: 1/p blocks of this size, where p = 1 −
-    /// e^(−size/interval) is the probability that such an allocation is sampled.
+    /// e^(−size/interval) is the probability that such an allocation is sampled. With an interval
+    /// of 1, each allocation is sampled.
     pub fn of(size: usize, interval: u64) -> Counts {
-        let probability = math::one_minus_exp(size.max(1) as f64 / interval.max(1) as f64);
+        if interval <= 1 {
+            return Counts::of_objects(Counts::ONE, size);
+        }
+        let probability = math::one_minus_exp(size.max(1) as f64 / interval as f64);
         let objects = (Counts::ONE as f64 / probability + 0.5) as u64;
         Counts::of_objects(objects, size)
     }
