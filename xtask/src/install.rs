@@ -162,12 +162,19 @@ fn remove(to: &Path) -> Result<()> {
 
 fn build() -> Result<()> {
     let flags = flags_without_paths(&crate::target())?;
-    for package in ["pinfold-preload", "pinfold-names", "pinfold-cli"] {
-        let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--release", "-p", package]);
-        crate::run(cargo.env("CARGO_ENCODED_RUSTFLAGS", &flags))?;
-    }
-    Ok(())
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["build", "--release"]);
+    // In one call, so that the command contains the library that is installed. A crate's features
+    // depend on what else is built.
+    cargo.args([
+        "-p",
+        "pinfold-preload",
+        "-p",
+        "pinfold-names",
+        "-p",
+        "pinfold-cli",
+    ]);
+    crate::run(cargo.env("CARGO_ENCODED_RUSTFLAGS", &flags))
 }
 
 /// Returns the compiler's flags with which no file names this source folder, the crates' folder or
