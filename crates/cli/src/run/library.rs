@@ -75,16 +75,14 @@ fn look() -> Result<PathBuf> {
     }
 }
 
-/// Returns the path without symbolic links of the library at `place`. Fails if another user has
-/// made a link on the way or can replace the library.
+/// Returns the path without symbolic links of the library at `place`. Fails if another user can
+/// replace the library, or put a link to another one in its place.
 fn checked(rule: Rule, place: &Path) -> Result<PathBuf> {
-    let folder = place.parent().unwrap_or(place).canonicalize()?;
-    let named = folder.join(place.file_name().unwrap_or_default());
-    let found = named.canonicalize()?;
-    rule.check_link(&named)?;
-    rule.check(&folder)?;
-    rule.check(&found)?;
-    rule.check(found.parent().unwrap_or(&found))?;
+    let folder = |path: &Path| path.parent().unwrap_or(path).canonicalize();
+    let found = place.canonicalize()?;
+    for path in [&folder(place)?, &folder(&found)?, &found] {
+        rule.check(path)?;
+    }
     Ok(found)
 }
 
@@ -107,8 +105,8 @@ pub fn preload(library: &Path, sanitizer: Option<String>) -> OsString {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
-    use std::os::unix::fs::{chown, lchown, symlink};
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     #[test]
     fn what_another_user_has_put_beside_the_command_does_not_count() {
@@ -125,12 +123,14 @@ mod tests {
                 "real.so"
             );
         }
+        // Everybody may make files here, as in /tmp.
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o1777)).unwrap();
+        assert!(checked(rule, &at("link.so")).is_err());
+        assert!(checked(rule, &at("real.so")).is_err());
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
         if !rustix::process::geteuid().is_root() {
             return;
         }
-        lchown(at("link.so"), Some(12345), None).unwrap();
-        assert!(checked(rule, &at("real.so")).is_ok());
-        assert!(checked(rule, &at("link.so")).is_err());
         chown(at("real.so"), Some(12345), None).unwrap();
         assert!(checked(rule, &at("real.so")).is_err());
     }

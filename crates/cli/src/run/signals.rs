@@ -48,14 +48,16 @@ extern "C" fn relay(signal: i32, about: *mut libc::siginfo_t, _: *mut libc::c_vo
     // SAFETY: the kernel calls a handler with SA_SIGINFO with the signal's description.
     let about = unsafe { &*about };
     let child = CHILD.load(Ordering::Relaxed);
-    // A positive code means that the kernel sent the signal. A command that signals its whole group
-    // has the signal already.
+    // The command has the signals that it sends to its whole group. This process sends a signal to
+    // itself only when it aborts, and ends after this handler.
+    if sender(about).is_some_and(|it| it == child || it == std::process::id() as i32) {
+        return;
+    }
+    // A positive code means that the kernel sent the signal.
     let has_it = about.si_code > 0 && OF_TERMINALS.contains(&signal);
-    // SAFETY: a signal that a process has sent has the sender's id.
-    let is_its_own = about.si_code <= 0 && unsafe { about.si_pid() } == child;
     if child == 0 {
         EARLY.fetch_or(1 << (signal - 1), Ordering::Relaxed);
-    } else if !has_it && !is_its_own {
+    } else if !has_it {
         // SAFETY: `errno` is the thread's own.
         let errno = unsafe { *libc::__errno_location() };
         if about.si_code == libc::SI_QUEUE {
@@ -69,6 +71,15 @@ extern "C" fn relay(signal: i32, about: *mut libc::siginfo_t, _: *mut libc::c_vo
         // SAFETY: as above. The interrupted code may be about to read it.
         unsafe { *libc::__errno_location() = errno };
     }
+}
+
+/// Returns the id of the process that sent a signal, if a process of this namespace did.
+fn sender(about: &libc::siginfo_t) -> Option<i32> {
+    let by_process = [libc::SI_USER, libc::SI_QUEUE, libc::SI_TKILL];
+    // SAFETY: a signal with one of these codes has the sender's id.
+    let sender = || unsafe { about.si_pid() };
+    let sender = by_process.contains(&about.si_code).then(sender);
+    sender.filter(|&it| it != 0)
 }
 
 /// Returns the signals that are passed on.

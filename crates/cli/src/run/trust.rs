@@ -1,15 +1,18 @@
-//! Who can change a file that programs load as code.
+//! Checks that no other user can change a file that programs load as code.
 
 use anyhow::{Context, Result, bail};
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Who may be able to change a file or folder.
+/// The users who may be able to change a file or folder.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
     owners: [u32; 3],
     groups: Groups,
+    /// Whether everybody may make files in a folder where nobody can replace those of others, as in
+    /// /tmp.
+    allows_sticky: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +57,7 @@ impl Rule {
         Ok(Rule {
             owners,
             groups: Groups::None,
+            allows_sticky: false,
         })
     }
 
@@ -61,16 +65,21 @@ impl Rule {
     pub fn user_or_root() -> Result<Rule> {
         // In a user namespace, root's files may have another number than 0.
         let owners = [user()?, 0, fs::metadata("/")?.uid()];
-        let groups = Groups::OfTheUser;
-        Ok(Rule { owners, groups })
+        Ok(Rule {
+            owners,
+            groups: Groups::OfTheUser,
+            allows_sticky: true,
+        })
     }
 
-    /// The user, root, and the owner of `file`. Any group, as in /usr/local on some systems.
+    /// The user, root, and the owner of `file`. Any group, as in /usr/local on some systems. In a
+    /// folder like /tmp, other users can make links to files of these owners.
     pub fn owner_of(file: &Path) -> Result<Rule> {
         let user = rustix::process::geteuid().as_raw();
         Ok(Rule {
             owners: [user, 0, fs::metadata(file)?.uid()],
             groups: Groups::All,
+            allows_sticky: false,
         })
     }
 
@@ -83,15 +92,6 @@ impl Rule {
         }
     }
 
-    /// Fails if somebody else has made what is at `path`, also if it is a symbolic link.
-    pub fn check_link(self, path: &Path) -> Result<()> {
-        let owner = fs::symlink_metadata(path)?.uid();
-        if !self.owners.contains(&owner) {
-            bail!("{} belongs to user {owner}", path.display());
-        }
-        Ok(())
-    }
-
     fn objection(self, owner: u32, group: u32, mode: u32) -> Option<String> {
         let kind = mode & libc::S_IFMT;
         if kind == libc::S_IFLNK {
@@ -100,7 +100,6 @@ impl Rule {
         if !self.owners.contains(&owner) {
             return Some(format!("belongs to user {owner}"));
         }
-        // In a sticky folder like /tmp, others cannot replace what is the user's.
         let is_sticky = kind == libc::S_IFDIR && mode & libc::S_ISVTX != 0;
         let may_group = match self.groups {
             Groups::None => false,
@@ -108,7 +107,8 @@ impl Rule {
             Groups::All => true,
         };
         let writable = mode & libc::S_IWOTH != 0 || mode & libc::S_IWGRP != 0 && !may_group;
-        (writable && !is_sticky).then(|| "may be changed by other users".to_owned())
+        let is_safe = !writable || is_sticky && self.allows_sticky;
+        (!is_safe).then(|| "may be changed by other users".to_owned())
     }
 }
 
@@ -129,13 +129,15 @@ mod tests {
         let rule = |groups| Rule {
             owners: [1000, 0, 0],
             groups,
+            allows_sticky: groups == Groups::OfTheUser,
         };
         let ok = |groups, owner, group, mode| rule(groups).objection(owner, group, mode).is_none();
         let (folder, file) = (libc::S_IFDIR, libc::S_IFREG);
         for groups in [Groups::None, Groups::OfTheUser, Groups::All] {
             assert!(ok(groups, 1000, 1000, folder | 0o755));
             assert!(ok(groups, 0, 0, file | 0o644));
-            assert!(ok(groups, 0, 0, folder | 0o1777));
+            let allows_sticky = rule(groups).allows_sticky;
+            assert_eq!(ok(groups, 0, 0, folder | 0o1777), allows_sticky);
             assert!(!ok(groups, 0, 0, file | 0o1666));
             assert!(!ok(groups, 1001, 1000, folder | 0o700));
             assert!(!ok(groups, 1000, 1000, folder | 0o757));
