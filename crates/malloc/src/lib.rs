@@ -41,6 +41,8 @@ pub mod settings;
 use core::alloc::{GlobalAlloc, Layout};
 use pinfold::internal::heap;
 
+pub use pinfold::internal::heap::scope::scope;
+
 /// Functions that `pinfold-names` inlines into `malloc`, `free` and the operators.
 #[doc(hidden)]
 pub mod inlined {

@@ -53,6 +53,7 @@
 #[cfg(test)]
 extern crate std;
 
+mod account;
 pub mod arc;
 mod arena;
 mod cache_units;
@@ -61,6 +62,7 @@ mod counter_units;
 mod fork;
 mod guarded;
 mod heap;
+pub mod heaps;
 #[doc(hidden)]
 pub mod internal;
 pub mod isolate;

@@ -102,7 +102,7 @@ pub use arch::Area;
 pub use fence::watch_fences;
 pub use fence::{FenceError, can_fence, fence, fence_index, fence_is_refused};
 #[doc(hidden)]
-pub use registration::forbid_registration;
+pub use registration::{forbid_registration, set_tag, tag};
 pub use registration::registers_threads;
 pub use selftest::{SelfTest, preemption_test, selftest};
 pub use stack::STACK_ALIGN;

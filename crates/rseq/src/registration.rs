@@ -129,6 +129,25 @@ pub fn forbid_registration() {
     FORBIDDEN.store(true, Relaxed);
 }
 
+/// The offset of the thread's tag from its own area.
+const TAG: usize = OWN_SIZE + 4;
+
+/// Returns the calling thread's tag, or `None` on an architecture without thread-local words. A new
+/// thread has the tag 0. Costs a few loads.
+#[doc(hidden)]
+pub fn tag() -> Option<u32> {
+    arch::SUPPORTED.then(|| OwnArea::here().word(TAG).load(Relaxed))
+}
+
+/// Sets the calling thread's tag. Returns false on an architecture without thread-local words.
+#[doc(hidden)]
+pub fn set_tag(tag: u32) -> bool {
+    if arch::SUPPORTED {
+        OwnArea::here().word(TAG).store(tag, Relaxed);
+    }
+    arch::SUPPORTED
+}
+
 /// Returns the key. Makes it the first time.
 fn key() -> Option<libc::pthread_key_t> {
     // Relaxed, here and elsewhere: the key is a number, and the C library has made its data before
@@ -190,8 +209,9 @@ impl OwnArea {
     }
 
     fn word(&self, offset: usize) -> &AtomicU32 {
-        // SAFETY: the callers pass the offset of a 32-bit field of the area, or of the state behind
-        // it. Both stay as long as the thread, and the reference does not leave this module.
+        // SAFETY: the callers pass the offset of a 32-bit field of the area, or of the state or the
+        // tag behind it. All stay as long as the thread, and the reference does not leave this
+        // module.
         unsafe { &*((self.address + offset) as *const AtomicU32) }
     }
 

@@ -25,10 +25,14 @@
 //!
 //! Only the owner of a block looks the block up, resizes it or frees it. So no other thread changes
 //! a published entry.
+//!
+//! A block may belong to a heap (`heaps`). The entry has the heap's number in the low bits of the
+//! size, which is whole pages.
 
 use super::primitive::PLACES;
 use super::waiting::{Place, Waiting};
 use super::{ARENA_STAT, ArenaItem, budget, gave_back, held, huge_pages, took};
+use crate::cache_units::MAX_CACHES;
 use crate::{spared, sys};
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -38,6 +42,8 @@ const BUCKETS: usize = 4096;
 /// Buckets of the static table. They have room for 992 blocks.
 const FEW: usize = 16;
 const ENTRIES: usize = 62;
+/// The bits of a size that have the number of the block's heap, or 0 for a block without a heap.
+const HEAP: usize = MAX_CACHES - 1;
 /// Stands for an address in an entry that is being filled in. No block has this address.
 const CLAIMED: usize = 1;
 
@@ -46,6 +52,7 @@ struct Bucket {
     passed: AtomicUsize,
     _unused: usize,
     addresses: [AtomicUsize; ENTRIES],
+    /// The sizes of the mappings, and the heaps' numbers ([`HEAP`]).
     sizes: [AtomicUsize; ENTRIES],
 }
 
@@ -134,8 +141,10 @@ fn bucket(table: &[Bucket], address: usize, steps: usize) -> &Bucket {
     &table[((address >> 21) + steps) % table.len()]
 }
 
-/// Enters a block. Returns false if the table has no room.
-fn enter(address: usize, size: usize) -> bool {
+const _: () = assert!(MAX_CACHES.is_power_of_two() && MAX_CACHES <= 4096);
+
+/// Enters a block of heap `heap`, or of none if this is 0. Returns false if the table has no room.
+fn enter(address: usize, size: usize, heap: u16) -> bool {
     let table = table();
     for steps in 0..table.len() {
         let bucket = bucket(table, address, steps);
@@ -143,7 +152,7 @@ fn enter(address: usize, size: usize) -> bool {
             entry.load(Relaxed) == 0 && entry.compare_exchange(0, CLAIMED, Acquire, Relaxed).is_ok()
         });
         if let Some(entry) = free {
-            bucket.sizes[entry].store(size, Relaxed);
+            bucket.sizes[entry].store(size | usize::from(heap), Relaxed);
             // Release pairs with the acquire in `find`: a thread that finds the address also sees
             // the size.
             bucket.addresses[entry].store(address, Release);
@@ -181,8 +190,8 @@ fn find(address: usize) -> Option<(usize, &'static Bucket, usize)> {
     None
 }
 
-/// Takes a block out of the table. Returns its size.
-fn leave(address: usize) -> Option<usize> {
+/// Takes a block out of the table. Returns its size and its heap.
+fn leave(address: usize) -> Option<(usize, u16)> {
     let (steps, found, entry) = find(address)?;
     let size = found.sizes[entry].load(Relaxed);
     // If two threads free the same block by mistake, the exchange fails for one of them.
@@ -193,7 +202,7 @@ fn leave(address: usize) -> Option<usize> {
     for step in 0..steps {
         bucket(table(), address, step).passed.fetch_sub(1, Relaxed);
     }
-    Some(size)
+    Some((size & !HEAP, (size & HEAP) as u16))
 }
 
 /// Adds `more` mapped bytes to the memory in huge blocks and to the held memory. Subtracts `less`
@@ -214,12 +223,17 @@ fn mapped(more: usize, less: usize) {
 /// Returns `None` if the system has no memory. Costs up to three system calls. Takes no lock, so
 /// that signal handlers may call it at any point.
 pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
+    alloc_for(size, align, 0)
+}
+
+/// Allocates a block as [`alloc`] does, for the heap with number `heap`.
+pub fn alloc_for(size: usize, align: usize, heap: u16) -> Option<NonNull<u8>> {
     let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
     if size > isize::MAX as usize || align > isize::MAX as usize {
         return None;
     }
     let block = sys::map_aligned(size, align)?;
-    if !enter(block.as_ptr() as usize, size) {
+    if !enter(block.as_ptr() as usize, size, heap) {
         // SAFETY: the block was mapped above, and no other code knows it.
         unsafe { sys::unmap(block.as_ptr(), size) };
         return None;
@@ -236,7 +250,7 @@ pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
 ///
 /// No thread uses the block any more.
 pub unsafe fn free(address: *mut u8) -> bool {
-    let Some(size) = leave(address as usize) else {
+    let Some((size, _)) = leave(address as usize) else {
         return false;
     };
     let mapping = mapping_of(address);
@@ -275,13 +289,43 @@ pub fn unmap_waiting() {
 /// look-up in the table.
 pub fn size(address: *mut u8) -> Option<usize> {
     let (_, bucket, entry) = find(address as usize)?;
-    Some(bucket.sizes[entry].load(Relaxed) - offset_of(address))
+    Some((bucket.sizes[entry].load(Relaxed) & !HEAP) - offset_of(address))
+}
+
+/// Returns the number of the heap of the block at `address`, and the size of the block's mapping.
+/// Returns `None` if there is no such block, or if it belongs to no heap.
+pub fn heap_of(address: *mut u8) -> Option<(u16, usize)> {
+    let (_, bucket, entry) = find(address as usize)?;
+    let size = bucket.sizes[entry].load(Relaxed);
+    Some(((size & HEAP) as u16, size & !HEAP)).filter(|&(heap, _)| heap != 0)
+}
+
+/// Frees all blocks of heap `heap`, which has `count` of them. Walks the table until it has found
+/// them.
+///
+/// # Safety
+///
+/// No thread uses a block of the heap any more, and none frees or resizes one meanwhile.
+pub unsafe fn free_all_of(heap: u16, count: usize) {
+    let entries = table().iter().flat_map(|bucket| bucket.addresses.iter().zip(&bucket.sizes));
+    let of_heap = entries.filter_map(|(address, size)| {
+        // Acquire pairs with the release in `enter`: the size is that of the address.
+        let address = address.load(Acquire);
+        let is_block = address > CLAIMED && size.load(Relaxed) & HEAP == usize::from(heap);
+        is_block.then_some(address as *mut u8)
+    });
+    for block in of_heap.take(count) {
+        // SAFETY: the table says that the block is the heap's. The caller promises that no thread
+        // uses it.
+        unsafe { free(block) };
+    }
 }
 
 /// Changes the size of the mapping of the block at `address`. The caller owns the block.
 fn note_size(address: *mut u8, size: usize) {
     if let Some((_, bucket, entry)) = find(address as usize) {
-        bucket.sizes[entry].store(size, Relaxed);
+        let heap = bucket.sizes[entry].load(Relaxed) & HEAP;
+        bucket.sizes[entry].store(size | heap, Relaxed);
     }
 }
 
@@ -315,7 +359,7 @@ pub(super) unsafe fn adopt(
     }
     // SAFETY: `offset` is less than a page, and the mapping has at least one.
     let block = unsafe { mapping.add(offset) };
-    if !enter(block.as_ptr() as usize, size) {
+    if !enter(block.as_ptr() as usize, size, 0) {
         no_room(block.as_ptr(), size);
     }
     if huge_pages::are_wanted(false) {
@@ -360,13 +404,13 @@ pub unsafe fn resize(address: *mut u8, size: usize) -> Option<NonNull<u8>> {
     }
     // Takes the block out of the table first. Once the kernel has moved the pages, another thread
     // may get a block at the old address, and enter it.
-    leave(address as usize)?;
+    let (_, heap) = leave(address as usize)?;
     // SAFETY: the table said that the mapping has `old` bytes, and only the caller uses it.
     let moved = unsafe { sys::remap(mapping, old, size) };
     // SAFETY: the block's offset is less than a page, and the new mapping has at least one.
     let moved = moved.map(|mapping| unsafe { mapping.add(offset) });
     let (block, now) = moved.map_or((address, old), |block| (block.as_ptr(), size));
-    if !enter(block as usize, now) {
+    if !enter(block as usize, now, heap) {
         no_room(block, now);
     }
     mapped(now - old, 0);

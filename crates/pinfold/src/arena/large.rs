@@ -36,6 +36,12 @@ fn colour(head: u32) -> usize {
     (mixed >> (u32::BITS - LINES_SHIFT)) as usize * COLOURED_ALIGN
 }
 
+/// Returns where a block begins in a run of its own that has the entry of a heap (`heaps`). The run
+/// begins at `start`.
+pub(crate) fn colour_of(start: NonNull<u8>) -> usize {
+    colour(index_of(start.as_ptr() as usize))
+}
+
 /// Returns how many granules a new run needs for a block of `size` bytes, which is below
 /// [`HUGE`](super::HUGE). `entry` is [`LARGE`] or [`COLOURED`].
 pub fn granules_for(size: usize, entry: u16) -> usize {

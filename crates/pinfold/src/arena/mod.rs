@@ -77,8 +77,12 @@ pub use budget::{
 pub use huge::{
     alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size, unmap_waiting,
 };
+pub(crate) use huge::{
+    alloc_for as alloc_huge_for, free_all_of as free_huge_of, heap_of as heap_of_huge,
+};
 pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, HugePagesError, huge_pages, set_huge_pages};
 pub use kept::large_in_use;
+pub(crate) use large::colour_of;
 pub use large::{
     COLOURED, COLOURED_ALIGN, block_of_run, granules_for, offset_in_run, run_at, size_in_run,
 };
@@ -235,6 +239,27 @@ pub fn describe_unused(address: usize) -> &'static str {
 /// Returns whether `address`, which may be any address, lies in a region of an arena.
 pub fn holds(address: usize) -> bool {
     is_open() && window::contains(address)
+}
+
+/// Calls `f` with the start of each run whose entries `is_wanted` accepts, and with the entry. `f`
+/// may free the run. Walks the entries of all granules: two bytes for each 64 KiB of the window.
+///
+/// # Safety
+///
+/// No other thread allocates or frees runs whose entries `is_wanted` accepts, and all granules of
+/// such a run have its entry.
+pub(crate) unsafe fn for_each_run(is_wanted: impl Fn(u16) -> bool, mut f: impl FnMut(NonNull<u8>, u16)) {
+    // Acquire pairs with the release in `make_region`, as in `entry`.
+    let count = MAP.count.load(Acquire);
+    for index in 0..count as u32 {
+        let start = address_of(index);
+        let entry = entry(start as usize);
+        // SAFETY: the entry is not 0, so the granule has a frame, whose `head` was written before
+        // the entry. The caller promises that no other thread changes it.
+        if entry != 0 && is_wanted(entry) && unsafe { (*frame(index)).head } == index {
+            NonNull::new(start).into_iter().for_each(|start| f(start, entry));
+        }
+    }
 }
 
 /// Sets the entry of granule `index`.

@@ -2,6 +2,7 @@
 
 use crate::arena::{self, COLOURED, LARGE};
 use crate::guarded;
+use crate::heaps;
 use crate::slab::kmalloc;
 use core::sync::atomic::Ordering::Relaxed;
 use core::sync::atomic::{AtomicBool, AtomicU8};
@@ -59,6 +60,10 @@ pub unsafe fn usable_size(block: *mut u8) -> usize {
     if let Some(run) = arena::run_at(block) {
         // SAFETY: the caller owns the block, which is this run.
         return unsafe { arena::size_in_run(block, run) };
+    }
+    // SAFETY: the caller owns the block.
+    if let Some(size) = unsafe { heaps::usable_size(block) } {
+        return size;
     }
     if let Some(size) = guarded::requested(block) {
         return size;

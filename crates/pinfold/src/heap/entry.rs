@@ -3,10 +3,10 @@
 use super::blocks::ALIGN;
 use super::gate::{self, alloc_fast, entry_fast};
 use super::plain::{self, Ask, alloc_missed};
-use super::{blocks, counted, mode, sampled, start};
+use super::{blocks, counted, mode, sampled, scope, start};
 use crate::arena;
 use crate::slab::kmalloc;
-use crate::{guarded, profile};
+use crate::{guarded, heaps, profile};
 
 /// Allocates a block of `size` bytes. Returns null with errno ENOMEM if there is no memory.
 #[inline(always)]
@@ -28,6 +28,9 @@ pub extern "C" fn alloc_slow(size: usize) -> *mut u8 {
     if mode::is_plain() {
         return alloc_missed(size);
     }
+    if mode::has_scopes() {
+        return scope::alloc(size);
+    }
     let block = gate::alloc_counted(size);
     if block.is_null() {
         return alloc_unusual(size);
@@ -39,7 +42,7 @@ pub extern "C" fn alloc_slow(size: usize) -> *mut u8 {
 /// process's start.
 #[cold]
 #[inline(never)]
-extern "C" fn alloc_unusual(size: usize) -> *mut u8 {
+pub(super) extern "C" fn alloc_unusual(size: usize) -> *mut u8 {
     if mode::is_sampling() {
         return sampled::alloc_uncounted(size);
     }
@@ -76,6 +79,9 @@ extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
     if mode::is_plain() {
         gate::serve_if_closed();
         return plain::alloc(ask);
+    }
+    if let Some(block) = scope::alloc_ask(ask) {
+        return block;
     }
     let block = gate::alloc_counted(size);
     if !block.is_null() {
@@ -127,6 +133,9 @@ fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
         zeroed,
     };
     if !mode::is_plain() {
+        if let Some(block) = scope::alloc_ask(ask) {
+            return block;
+        }
         return alloc_ask_unusual(ask);
     }
     plain::alloc(ask)
@@ -166,6 +175,9 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
         // SAFETY: the page map says that the block is of this class, and the caller passes
         // ownership of the block.
         unsafe { kmalloc::free_class(block, class) };
+    // SAFETY: the caller passes ownership of the block.
+    } else if unsafe { heaps::free_any(block) } {
+        // The block was a heap's, which counts it.
     } else if let Some(run) = arena::run_at(block) {
         // SAFETY: the caller owns the block, which is this run.
         let size = unsafe { arena::size_in_run(block, run) };

@@ -7,6 +7,7 @@
 //! | the fast path | `gate` | if the CPU's sheaf has a block, and the path is open |
 //! | the path that counts | `gate` | while samples are taken and none is due |
 //! | a sampled or guarded block | `sampled` | if a sample is due |
+//! | a block of a heap that the program made | `scope` | in a scope |
 //! | a plain block | `plain` | otherwise |
 //!
 //! `mode` has the words that open and close the ways. `start` starts the heap at the first call.
@@ -18,7 +19,7 @@
 //! | floor | modules |
 //! |---|---|
 //! | resizing | `realloc` |
-//! | the entry points | `entry` |
+//! | the entry points; blocks of heaps | `entry`, `scope` |
 //! | the first call; unusual blocks | `start`; `sampled` |
 //! | when samples are taken; plain blocks | `sampling`; `plain` |
 //! | fast paths; facts and counts of blocks | `gate`; `blocks`, `counted` |
@@ -33,6 +34,7 @@ mod plain;
 mod realloc;
 mod sampled;
 pub mod sampling;
+pub mod scope;
 mod start;
 
 pub use crate::slab::kmalloc::any_checks as checks;

@@ -6,6 +6,7 @@
 //! | `samples` | what samples are taken for: [`PROFILE`], [`TRACER`], [`GUARD`] |
 //! | `reports` | what the slow paths report: [`CALLS`], [`SAMPLED`] |
 //! | `is_changing` | whether a thread is starting or stopping samples |
+//! | `has_scopes` | whether a thread ever began a scope (`scope`) |
 //! | [`Paths`] | which fast paths are open |
 //!
 //! The fast paths must compare the size or the address with the words of [`Paths`] anyway. While
@@ -15,7 +16,7 @@
 //!
 //! | word | is 0 |
 //! |---|---|
-//! | `limit` | while the next two are 0, and during samples |
+//! | `limit` | while the next two are 0, during samples, and after the first scope |
 //! | `window`, `count` | before the first allocation, while calls are counted, without rseq |
 //! | `counted` | while no samples are taken, and while the two words above are 0 |
 //!
@@ -33,6 +34,7 @@
 //! | starts samples | `samples` | writes 0 to `limit` | |
 //! | opens the path that counts | `counted` | `samples` | this path is closed without samples |
 //! | ends samples | `samples` | writes 0 to `counted` | |
+//! | begins the first scope | `has_scopes` | `stage`, writes 0 to `limit` | as for samples |
 
 use crate::slab::kmalloc::{self, MAX_SMALL_SIZE};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -43,6 +45,7 @@ struct Mode {
     samples: AtomicU8,
     reports: AtomicU8,
     is_changing: AtomicBool,
+    has_scopes: AtomicBool,
 }
 
 static MODE: Mode = Mode {
@@ -50,14 +53,16 @@ static MODE: Mode = Mode {
     samples: AtomicU8::new(0),
     reports: AtomicU8::new(0),
     is_changing: AtomicBool::new(false),
+    has_scopes: AtomicBool::new(false),
 };
 
 // Values of `stage`.
 const NOT_YET: u8 = 0;
 const UNDER_WAY: u8 = 1;
 const DONE: u8 = 2;
-/// The allocator is started, and samples are taken. So one comparison with `DONE` finds both
-/// reasons for which a slow path has other work first: this one, and that the start is not over.
+/// The allocator is started, and samples are taken or there are scopes. So one comparison with
+/// `DONE` finds all reasons for which a slow path has other work first: these, and that the start
+/// is not over.
 const UNUSUAL: u8 = 3;
 
 /// Samples are taken for a heap profile.
@@ -95,7 +100,8 @@ pub(super) fn paths() -> Paths {
     }
 }
 
-/// Returns whether the allocator is started, and no samples are taken. One load.
+/// Returns whether the allocator is started, no samples are taken, and there are no scopes. One
+/// load.
 #[inline]
 pub(super) fn is_plain() -> bool {
     // Acquire pairs with the store in `started`.
@@ -129,6 +135,27 @@ pub(super) fn started() {
     if MODE.samples.load(SeqCst) != 0 {
         close_for_samples();
     }
+    // The same holds for the first scope.
+    if MODE.has_scopes.load(SeqCst) {
+        open_scopes();
+    }
+}
+
+/// Returns whether a thread ever began a scope.
+#[inline]
+pub(super) fn has_scopes() -> bool {
+    MODE.has_scopes.load(Relaxed)
+}
+
+/// Closes the fast path of malloc for good, so that calls look for the thread's scope. Costs two
+/// loads after the first call.
+pub(super) fn open_scopes() {
+    if has_scopes() && !is_plain() {
+        return;
+    }
+    MODE.has_scopes.store(true, SeqCst);
+    set_unusual(true);
+    close_malloc();
 }
 
 /// Returns whether allocations are sampled.
@@ -161,14 +188,14 @@ fn close_for_samples() {
 pub(super) fn sample_no_more_for(what: u8) {
     if MODE.samples.fetch_and(!what, Relaxed) == what {
         count_bytes(false);
-        set_unusual(false);
+        set_unusual(has_scopes());
         if is_malloc_closed() {
             open_malloc();
         }
     }
 }
 
-/// Sets whether samples are taken. Does nothing before the allocator is started.
+/// Sets whether samples are taken or there are scopes. Does nothing before the allocator is started.
 fn set_unusual(unusual: bool) {
     let (from, to) = if unusual {
         (DONE, UNUSUAL)
@@ -219,14 +246,17 @@ pub(super) fn count_calls() {
     MODE.reports.fetch_or(CALLS, Release);
 }
 
-/// Opens the fast path of malloc.
+/// Opens the fast path of malloc. Does nothing if there are scopes.
 pub(super) fn open_malloc() {
+    if has_scopes() {
+        return;
+    }
     let limit = paths().limit;
     // Release pairs with the acquire in `gate::alloc_fast`: a thread that sees the limit also sees
     // the offsets that its critical section uses.
     limit.store(MAX_SMALL_SIZE + 1, SeqCst);
     fence(SeqCst);
-    if is_sampling() {
+    if is_sampling() || has_scopes() {
         limit.store(0, Relaxed);
     }
 }

@@ -1,8 +1,9 @@
 //! `realloc`: keeps a block where it is, resizes a run in place, moves pages, or copies.
 
 use super::blocks::{ALIGN, is_in_use, note_larger, usable_size};
-use super::{alloc_aligned, counted, free, mode, sampled};
+use super::{alloc_aligned, counted, free, mode, sampled, scope};
 use crate::arena::{self, COLOURED, GRANULE, HUGE};
+use crate::heaps;
 use crate::slab;
 use crate::slab::kmalloc::{self, CLASSES, MAX_CLASS_SIZE};
 use crate::sys::{errno, set_errno};
@@ -36,6 +37,10 @@ pub unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
 ///
 /// The same as for [`realloc`].
 unsafe fn realloc_any(block: *mut u8, size: usize) -> *mut u8 {
+    // SAFETY: the caller owns the block.
+    if let Some(block) = unsafe { scope::realloc(block, size, ALIGN) } {
+        return block;
+    }
     // SAFETY: the caller owns `block`, which came from this module.
     let room = unsafe { usable_size(block) };
     let whole = class_at(block).map_or(room, kmalloc::size_of_class);
@@ -74,6 +79,10 @@ pub unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) -> *mut
 ///
 /// The same as for [`realloc_exact`].
 unsafe fn realloc_to(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+    // SAFETY: the caller owns the block.
+    if let Some(block) = unsafe { scope::realloc(block, size, layout.align()) } {
+        return block;
+    }
     let stays = match class_at(block) {
         Some(class) => kmalloc::class_of_aligned(size, layout.align()) == Some(class % CLASSES),
         None => {
@@ -144,7 +153,9 @@ unsafe fn keep(block: *mut u8, size: usize) -> *mut u8 {
 /// `block` came from this module, was not freed, and has `room` bytes of content.
 unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut u8 {
     let before = errno();
-    let grows = size > room && room >= GRANULE && size < HUGE && align <= ALIGN;
+    // A thread in a scope gets its new blocks from the scope's heap.
+    let is_outside = !mode::has_scopes() || heaps::here().is_none();
+    let grows = is_outside && size > room && room >= GRANULE && size < HUGE && align <= ALIGN;
     let growing = |fresh| grows.then(|| alloc_growing(size, fresh)).flatten();
     // SAFETY: the caller owns `block`, which has `room` bytes.
     let resident = match grows && unsafe { is_full_run(block, room) } {

@@ -66,6 +66,7 @@ pub use crate::cache_units::MAX_CACHES;
 pub use cache::allocator::Kmalloc;
 pub use cache::builder::Builder;
 pub use cache::descriptor::{CacheError, MAX_OBJECT_SIZE, set_sheaf_budget};
+pub(crate) use cache::heap_caches;
 pub(crate) use cache::kmalloc;
 pub use cache::kmem_cache::KmemCache;
 pub use cache::lifetime::{Inconsistency, Leak};

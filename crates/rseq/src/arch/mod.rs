@@ -49,8 +49,8 @@ mod none;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) use none::*;
 
-// The thread's own area (`crate::registration`), `OWN_SIZE` bytes that no id fits, and the thread's
-// state. In stable Rust, only assembly can define a thread-local variable that is read without a
+// The thread's own area (`crate::registration`), `OWN_SIZE` bytes that no id fits, the thread's
+// state, and its tag. In stable Rust, only assembly can define a thread-local variable that is read without a
 // call: at an offset from the thread pointer that the loader sets.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 core::arch::global_asm!(
@@ -66,7 +66,8 @@ core::arch::global_asm!(
     ".long -1, 0", // mm_cid, reserved
     ".zero {size} - 32",
     ".long 0", // the state: `FRESH`
-    ".size pinfold_rseq_own, {size} + 4",
+    ".long 0", // the thread's tag
+    ".size pinfold_rseq_own, {size} + 8",
     ".popsection",
     size = const crate::registration::OWN_SIZE,
 );

@@ -118,6 +118,7 @@ impl Options {
             debug: DebugFlags::NONE,
             hardened: None,
             one_color: false,
+            account: None,
         },
         sheaf_capacity: None,
         placement: None,

@@ -5,6 +5,7 @@ pub(crate) mod allocator;
 pub(crate) mod builder;
 pub(crate) mod bundle;
 pub(crate) mod descriptor;
+pub(crate) mod heap_caches;
 pub(crate) mod kmalloc;
 pub(crate) mod kmem_cache;
 pub(crate) mod lifetime;

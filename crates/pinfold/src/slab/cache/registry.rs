@@ -126,6 +126,16 @@ pub(crate) fn of_class(class: usize) -> Option<&'static Descriptor> {
     of_class_id(CacheId::of_class(class))
 }
 
+/// Returns the cache with number `id`, for a caller that keeps the cache alive.
+///
+/// # Safety
+///
+/// The caller owns the cache, or an object of it, for as long as it uses the reference.
+pub(crate) unsafe fn kept_alive(id: CacheId) -> Option<&'static Descriptor> {
+    // SAFETY: the caller promises that the cache is not retired meanwhile.
+    entry_of(id).map(|cache| unsafe { cache.as_ref() })
+}
+
 /// Pins the cache with number `id`, if there is one. Costs a compare-exchange, except for the cache
 /// of a class.
 pub(crate) fn pin(id: CacheId) -> Option<Pinned> {

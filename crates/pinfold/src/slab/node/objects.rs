@@ -3,6 +3,7 @@
 
 use super::geometry::Geometry;
 use super::slabs::Slab;
+use crate::account::Account;
 use crate::cache_units::CacheId;
 use crate::slab::checks::debug::{self, DebugFlags, Kind, Report, SlotLayout, Track, raise};
 use crate::slab::checks::guard;
@@ -54,6 +55,8 @@ pub(crate) struct Treatment {
     /// Whether the first object of each slab lies at the slab's start, so that the cache has one
     /// color.
     pub(crate) one_color: bool,
+    /// The account of the heap that the cache belongs to, if it belongs to one.
+    pub(crate) account: Option<&'static Account>,
 }
 
 /// A cache's name, cut to 32 bytes.
@@ -103,6 +106,8 @@ pub(crate) struct Objects {
     /// Whether pages of free objects have ever gone back to the system. The free objects in these
     /// pages have lost their keys.
     pub(crate) purged: AtomicBool,
+    /// Where the cache's slabs are charged, if the cache belongs to a heap.
+    pub(crate) account: Option<&'static Account>,
 }
 
 impl Objects {
@@ -133,6 +138,7 @@ impl Objects {
             slot_layout,
             hardening,
             purged: AtomicBool::new(false),
+            account: treatment.account,
         }
     }
 
@@ -166,6 +172,28 @@ impl Objects {
             (Some(slot_layout), _) => slot_layout.object,
             (None, Some(hardening)) => hardening.usable(),
             (None, None) => self.geometry.size,
+        }
+    }
+
+    /// Calls `alloc` for the run of a slab, and charges the run to the heap that the cache belongs
+    /// to. Returns `None` if the heap may not hold more.
+    pub(crate) fn charged<R>(&self, alloc: impl FnOnce() -> Option<R>) -> Option<R> {
+        let Some(account) = self.account else {
+            return alloc();
+        };
+        let bytes = self.geometry.granules * arena::GRANULE;
+        account.charge(bytes).then_some(())?;
+        let run = alloc();
+        if run.is_none() {
+            account.uncharge(bytes);
+        }
+        run
+    }
+
+    /// Gives the charge of a slab back, whose run was freed.
+    pub(crate) fn uncharge(&self) {
+        if let Some(account) = self.account {
+            account.uncharge(self.geometry.granules * arena::GRANULE);
         }
     }
 

@@ -352,6 +352,25 @@ impl Node {
         stock.map_or(0, |mut stock| self.empty(cache, &mut stock))
     }
 
+    /// Drops all sheaves of the barn, the objects that were set aside, and all slabs, whatever
+    /// objects are in use. The caller frees the slabs' runs. Does nothing and returns false in a
+    /// signal handler that may not wait for the lock.
+    pub(crate) fn abandon(&self, cache: &Descriptor) -> bool {
+        let Some(mut stock) = self.stock_after_fork() else {
+            return false;
+        };
+        while let Some(mut sheaf) = stock.take_full() {
+            sheaf.set_len(0);
+            sheaf.discard();
+        }
+        core::iter::from_fn(|| stock.empty.take()).for_each(Sheaf::discard);
+        self.set_aside.del_all();
+        for _ in 0..stock.slabs.abandon(cache) {
+            cache.uncharge();
+        }
+        true
+    }
+
     /// Does what [`shrink`](Self::shrink) does, but does nothing if it would have to wait for a
     /// fork.
     pub(crate) fn give_all(&self, cache: &Descriptor) {

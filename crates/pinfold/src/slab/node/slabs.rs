@@ -338,7 +338,19 @@ impl Slabs {
             // uses the run.
             unsafe { arena::free_run(start) };
         }
+        cache.uncharge();
         true
+    }
+
+    /// Forgets all slabs, and returns how many there were. The caller frees their runs, whatever
+    /// objects are in use.
+    pub(crate) fn abandon(&mut self, cache: &Objects) -> usize {
+        KEPT.fetch_sub(self.empty * cache.geometry.granules, Relaxed);
+        self.events.add(SlabEvent::SlabFree, self.count);
+        let period = self.period;
+        let before = core::mem::replace(self, Slabs::new(self.events));
+        self.period = period;
+        before.count
     }
 
     /// Gives the runs of all empty slabs back to the arena. Returns how many slabs went back.
@@ -395,7 +407,9 @@ impl Slabs {
         // Takes a run of this node only. A slab must be in the lists of the node whose memory it
         // is, because frees give an object to the node of its memory.
         let (granules, entry) = (cache.geometry.granules, cache.id.entry());
-        let run = arena::alloc_run_on(granules, request, entry, true, cache.is_small())?;
+        let run = cache.charged(|| {
+            arena::alloc_run_on(granules, request, entry, true, cache.is_small())
+        })?;
         let index = arena::index_of_run(run.start);
         let objects = cache.geometry.per_slab;
         let start = run.start.as_ptr();

@@ -14,6 +14,13 @@ impl Node {
             .map_or(0, |stock| stock.slabs.in_use(cache))
     }
 
+    /// Returns how many slabs the node has, and how many of their objects are not free in their
+    /// slab.
+    pub(crate) fn count_and_in_use(&self, cache: &Descriptor) -> (usize, usize) {
+        self.stock_after_fork()
+            .map_or((0, 0), |stock| (stock.slabs.count, stock.slabs.in_use(cache)))
+    }
+
     /// Returns whether the node has no slab, no full sheaf and no object that is set aside. Returns
     /// false if the lock cannot be taken.
     pub(crate) fn is_bare(&self) -> bool {

@@ -1,0 +1,130 @@
+//! Scopes: malloc allocates from a heap of the program's, in one thread, for a while.
+//!
+//! The thread's tag says which heap. The fast path of malloc reads no tag, so the first scope
+//! closes it for good ([`mode::open_scopes`]). The slow path then calls [`alloc`].
+
+use super::plain::{self, Ask};
+use super::{counted, gate, mode, start};
+use crate::heaps::{Heap, Refusal, State, here, tag, untag};
+use crate::sys::set_errno;
+use core::ptr::{NonNull, null_mut};
+
+/// Runs `f` while the calling thread's malloc allocates from `heap`. An allocation that would
+/// exceed the heap's limit fails with ENOMEM.
+///
+/// "malloc" is the C library's names if the program runs on Pinfold's malloc, and Rust's global
+/// allocator if that is `pinfold_malloc::Pinfold`. Any thread may free the blocks, inside or
+/// outside of a scope. `realloc` keeps a block in its heap. A scope inside another replaces it
+/// until it ends. A thread that is made in a scope begins outside of any.
+///
+/// The first scope of a process closes malloc's fast path for good, which costs each later malloc
+/// of any thread some nanoseconds. A scope itself costs a few stores. Heap profiles and counts of
+/// calls leave the heap's blocks out.
+///
+/// Returns `None`, and does not run `f`, on a processor architecture without scopes, and if there
+/// is no memory to start the allocator.
+///
+/// ```
+/// #[global_allocator]
+/// static ALLOCATOR: pinfold_malloc::Pinfold = pinfold_malloc::Pinfold;
+///
+/// let tenant = pinfold::heaps::Heap::new("tenant-7")?;
+/// let list = pinfold_malloc::scope(&tenant, || vec![1u8; 100_000]).expect("x86-64 has scopes");
+/// assert!(tenant.held() >= list.len());
+/// drop(list);
+/// assert_eq!(tenant.held(), 0);
+/// # Ok::<(), pinfold::heaps::HeapError>(())
+/// ```
+pub fn scope<R>(heap: &Heap, f: impl FnOnce() -> R) -> Option<R> {
+    /// Ends the scope, also when `f` unwinds.
+    struct End(u32);
+    impl Drop for End {
+        fn drop(&mut self) {
+            untag(self.0);
+        }
+    }
+    let _end = End(enter(heap)?);
+    Some(f())
+}
+
+/// Begins a scope, for a caller that ends it by [`leave`]. Returns what to pass to `leave`. Returns
+/// `None` where [`scope`] does.
+pub fn enter(heap: &Heap) -> Option<u32> {
+    start::ready();
+    if !mode::is_started() {
+        return None;
+    }
+    mode::open_scopes();
+    tag(heap)
+}
+
+/// Ends a scope that [`enter`] began, or all scopes of the thread if `before` is 0.
+pub fn leave(before: u32) {
+    untag(before);
+}
+
+/// Allocates for a thread whose slow path was called after the first scope. Returns null with errno
+/// ENOMEM if there is no memory, or the heap of the thread's scope may not hold more.
+#[cold]
+#[inline(never)]
+pub(super) extern "C" fn alloc(size: usize) -> *mut u8 {
+    if let Some(heap) = here() {
+        let block = heap.alloc_fast(size);
+        return match block.is_null() {
+            true => alloc_from(heap, Ask::of(size)),
+            false => block,
+        };
+    }
+    let block = match mode::is_sampling() {
+        true => gate::alloc_counted(size),
+        false => gate::alloc_behind(size),
+    };
+    match block.is_null() {
+        true => super::entry::alloc_unusual(size),
+        false => block,
+    }
+}
+
+/// Allocates from the heap of the thread's scope. Returns `None` outside of a scope.
+#[inline]
+pub(super) fn alloc_ask(ask: Ask) -> Option<*mut u8> {
+    mode::has_scopes().then_some(())?;
+    here().map(|heap| alloc_from(heap, ask))
+}
+
+fn alloc_from(heap: &'static State, ask: Ask) -> *mut u8 {
+    gate::serve_if_closed();
+    match heap.alloc(ask.size, ask.align, ask.zeroed) {
+        Ok(block) => block.as_ptr(),
+        // Malloc still has ways, for example in a signal handler that interrupted the heap.
+        Err(Refusal::Other) => plain::alloc(ask),
+        Err(Refusal::Limit) => {
+            set_errno(libc::ENOMEM);
+            counted::failed();
+            null_mut()
+        }
+    }
+}
+
+/// Resizes `block` in its heap. Returns null with errno ENOMEM, and leaves the block unchanged, if
+/// the heap serves no larger block. Returns `None` if the block belongs to no heap.
+///
+/// # Safety
+///
+/// The caller owns `block`, which came from this module or from a heap. If the result is another
+/// address, the caller uses only that one.
+pub(super) unsafe fn realloc(block: *mut u8, size: usize, align: usize) -> Option<*mut u8> {
+    // SAFETY: the caller owns the block.
+    let heap = unsafe { crate::heaps::state_of(block) }?;
+    let block = NonNull::new(block)?;
+    // SAFETY: the caller owns the block, which is this heap's.
+    let resized = unsafe { heap.realloc(block, size, align) };
+    Some(resized.map_or_else(
+        |_| {
+            set_errno(libc::ENOMEM);
+            counted::failed();
+            null_mut()
+        },
+        NonNull::as_ptr,
+    ))
+}
