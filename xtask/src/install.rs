@@ -30,8 +30,9 @@ pub struct Args {
 }
 
 /// The headers, below crates/malloc/include and below include.
-const HEADERS: [&str; 5] = [
+const HEADERS: [&str; 6] = [
     "pinfold.h",
+    "pinfold_heaps.h",
     "pinfold_percpu.h",
     "pinfold_show.h",
     "pinfold_policy.h",

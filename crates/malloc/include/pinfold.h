@@ -1411,6 +1411,7 @@ struct pinfold_isolation_report pinfold_isolate_leave(struct pinfold_isolation *
 /* Which nodes memory comes from. */
 #include "pinfold_percpu.h"
 #include "pinfold_policy.h"
+#include "pinfold_heaps.h"
 #include "pinfold_show.h"
 
 #endif /* PINFOLD_H */

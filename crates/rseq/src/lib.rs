@@ -101,9 +101,9 @@ pub use arch::Area;
 #[doc(hidden)]
 pub use fence::watch_fences;
 pub use fence::{FenceError, can_fence, fence, fence_index, fence_is_refused};
+pub use registration::registers_threads;
 #[doc(hidden)]
 pub use registration::{forbid_registration, set_tag, tag};
-pub use registration::registers_threads;
 pub use selftest::{SelfTest, preemption_test, selftest};
 pub use stack::STACK_ALIGN;
 pub use state::{

@@ -30,7 +30,7 @@ const CHECKS: [(c_uint, DebugFlags); 5] = [
     (16, DebugFlags::TRACE),
 ];
 pub(crate) const HARDENED: c_uint = 1 << 8;
-const NOT_HARDENED: c_uint = 1 << 9;
+pub(crate) const NOT_HARDENED: c_uint = 1 << 9;
 const PROFILED: c_uint = 1 << 11;
 const FLAGS: c_uint = 31 | HARDENED | NOT_HARDENED | HWCACHE_ALIGN | PROFILED;
 

@@ -11,6 +11,7 @@
 //! | [`slabinfo`] | the state of caches |
 //! | [`report`] | reports of the debugging checks, and the handler of reports |
 //! | [`heap`] | heap profiles |
+//! | [`heaps`] | heaps that are counted, limited and destroyed as one |
 //! | [`guard`] | guarded blocks |
 //! | [`counter`] | counters, event counters and histograms |
 //! | [`counter_show`] | counters that other processes can see |
@@ -38,6 +39,7 @@ pub mod counter_show;
 pub mod grace;
 pub mod guard;
 pub mod heap;
+pub mod heaps;
 pub mod isolate;
 pub mod kernel_policy;
 mod malloc;

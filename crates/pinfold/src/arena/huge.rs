@@ -307,7 +307,9 @@ pub fn heap_of(address: *mut u8) -> Option<(u16, usize)> {
 ///
 /// No thread uses a block of the heap any more, and none frees or resizes one meanwhile.
 pub unsafe fn free_all_of(heap: u16, count: usize) {
-    let entries = table().iter().flat_map(|bucket| bucket.addresses.iter().zip(&bucket.sizes));
+    let entries = table()
+        .iter()
+        .flat_map(|bucket| bucket.addresses.iter().zip(&bucket.sizes));
     let of_heap = entries.filter_map(|(address, size)| {
         // Acquire pairs with the release in `enter`: the size is that of the address.
         let address = address.load(Acquire);

@@ -248,7 +248,10 @@ pub fn holds(address: usize) -> bool {
 ///
 /// No other thread allocates or frees runs whose entries `is_wanted` accepts, and all granules of
 /// such a run have its entry.
-pub(crate) unsafe fn for_each_run(is_wanted: impl Fn(u16) -> bool, mut f: impl FnMut(NonNull<u8>, u16)) {
+pub(crate) unsafe fn for_each_run(
+    is_wanted: impl Fn(u16) -> bool,
+    mut f: impl FnMut(NonNull<u8>, u16),
+) {
     // Acquire pairs with the release in `make_region`, as in `entry`.
     let count = MAP.count.load(Acquire);
     for index in 0..count as u32 {
@@ -257,7 +260,9 @@ pub(crate) unsafe fn for_each_run(is_wanted: impl Fn(u16) -> bool, mut f: impl F
         // SAFETY: the entry is not 0, so the granule has a frame, whose `head` was written before
         // the entry. The caller promises that no other thread changes it.
         if entry != 0 && is_wanted(entry) && unsafe { (*frame(index)).head } == index {
-            NonNull::new(start).into_iter().for_each(|start| f(start, entry));
+            NonNull::new(start)
+                .into_iter()
+                .for_each(|start| f(start, entry));
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::state::{HEAP_OF, STATES, State, free_any, not_ours, usable_size};
 use crate::arena;
 use crate::mempolicy::{Mempolicy, Placement};
+use crate::segment;
 use crate::slab::heap_caches::{self, CacheError, Options};
 use core::alloc::Layout;
 use core::fmt;
@@ -58,6 +59,11 @@ impl<'n> Builder<'n> {
 
     /// Makes the heap. Takes the registry's lock once. Makes no slab yet.
     ///
+    /// If the process runs on Pinfold's malloc and the name has only letters, digits and characters
+    /// of `_.:-/`, `pinfold vmstat PID` and `/metrics` show what the heap holds as the counter
+    /// `heap/NAME`. A second heap of the same name is not shown, and neither are heaps beyond the
+    /// 128 counters that a process can show.
+    ///
     /// # Errors
     ///
     /// [`HeapError`]
@@ -85,6 +91,9 @@ impl<'n> Builder<'n> {
         // Release pairs with the acquire in `state::state`.
         at.store(memory, Release);
         HEAP_OF[own.id.index()].store(own.id.entry(), Relaxed);
+        // A process without a segment shows nothing, and more heaps than there is room for are not
+        // shown.
+        let _ = segment::show_heap(self.name, &state.account);
         Ok(Heap { state })
     }
 }
@@ -148,6 +157,11 @@ impl Heap {
     pub fn alloc_aligned(&self, size: usize, align: usize) -> Option<NonNull<u8>> {
         align.is_power_of_two().then_some(())?;
         self.state.alloc(size, align, false).ok()
+    }
+
+    #[cfg(feature = "allocator-api2")]
+    pub(super) fn alloc_zeroed_at(&self, layout: Layout) -> Option<NonNull<u8>> {
+        self.state.alloc(layout.size(), layout.align(), true).ok()
     }
 
     /// Frees a block. Costs as much as [`alloc`](Self::alloc). Ends the process if the address is
@@ -233,6 +247,24 @@ impl Heap {
         }
     }
 
+    /// Returns the address of the heap's state, and does not end the heap.
+    #[doc(hidden)]
+    pub fn into_raw(self) -> *const () {
+        core::ptr::from_ref(ManuallyDrop::new(self).state).cast()
+    }
+
+    /// Returns the heap of an address from [`into_raw`](Self::into_raw).
+    ///
+    /// # Safety
+    ///
+    /// The heap of this address exists, and the caller drops at most one value of it.
+    #[doc(hidden)]
+    pub unsafe fn from_raw(state: *const ()) -> Heap {
+        // SAFETY: the caller promises the address of a state, whose memory is never unmapped.
+        let state = unsafe { &*state.cast() };
+        Heap { state }
+    }
+
     /// Gives the heap's free memory back, including objects in the CPUs' sheaves. Interrupts each
     /// CPU that runs a thread of this process.
     ///
@@ -312,6 +344,10 @@ impl Heap {
 
     /// Gives the numbers of the heap and its caches back. The caches have no slabs.
     fn retire(&self) {
+        if !segment::hide_at((&raw const self.state.account).cast()) {
+            // The numbers are not used again, because the account may still be read.
+            return;
+        }
         self.state.for_each_cache(|cache| {
             HEAP_OF[cache.id.index()].store(0, Relaxed);
             cache.retire();

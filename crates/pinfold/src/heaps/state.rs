@@ -10,8 +10,8 @@ use core::alloc::Layout;
 use core::fmt::Write;
 use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use pinfold_rseq::FenceError;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU32, AtomicUsize};
+use pinfold_rseq::FenceError;
 
 /// Every block's address is a multiple of this.
 const ALIGN: usize = 16;
@@ -170,10 +170,17 @@ impl State {
         let mut name = sys::Text::<33>::new();
         let heap = self.own().name();
         // A name that is too long is cut, as the names of all caches are.
-        let _ = write!(name, "{}-{size:05}", &heap[..sys::whole_characters(heap, 26)]);
+        let _ = write!(
+            name,
+            "{}-{size:05}",
+            &heap[..sys::whole_characters(heap, 26)]
+        );
         let align = (1 << size.trailing_zeros()).min(GRANULE);
         let layout = Layout::from_size_align(size, align).ok()?;
-        let cache = self.options.create(name.as_str(), layout, Some(&self.account)).ok()?;
+        let cache = self
+            .options
+            .create(name.as_str(), layout, Some(&self.account))
+            .ok()?;
         let entry = cache.id.entry();
         HEAP_OF[cache.id.index()].store(self.number.entry(), Relaxed);
         // Release pairs with the acquires in `cache` and `alloc_fast`: a thread that sees the
@@ -290,7 +297,11 @@ impl State {
         }
         // SAFETY: the caller owns the block.
         let moved = unsafe { arena::resize_huge(block.as_ptr(), size) };
-        let less = if moved.is_some() { before.saturating_sub(size) } else { more };
+        let less = if moved.is_some() {
+            before.saturating_sub(size)
+        } else {
+            more
+        };
         self.account.uncharge(less);
         moved.ok_or(Refusal::Other)
     }
@@ -349,7 +360,9 @@ fn give_all(cache: &Descriptor) {
 fn heap_number(entry: u16) -> u16 {
     // Relaxed: the caller owns a block with this entry, and the thread that allocated the block saw
     // the number.
-    HEAP_OF.get(usize::from(entry)).map_or(0, |heap| heap.load(Relaxed))
+    HEAP_OF
+        .get(usize::from(entry))
+        .map_or(0, |heap| heap.load(Relaxed))
 }
 
 /// Returns the state of the heap with this number, if there is one.

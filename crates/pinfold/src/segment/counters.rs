@@ -9,11 +9,14 @@
 
 use super::Segment;
 use super::{COUNTERS, CounterRow, Parts, current, files, part};
+use crate::account::Account;
 use crate::counter::{EventCounter, PerCpuCounter, outlast_fork};
 use crate::fork;
 use crate::lock::{Guard, Hooks, Lock, Rank};
 use crate::shepherd::{self, Reach};
+use crate::sys::Text;
 use crate::vmstat::{Item, VmEvents, VmStat};
+use core::fmt::Write;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::{Relaxed, Release};
 
@@ -82,6 +85,13 @@ impl Read for PerCpuCounter {
     }
 }
 impl Counted for PerCpuCounter {}
+
+impl Read for Account {
+    const KIND: CounterKind = CounterKind::Level;
+    fn read(&self, _: usize) -> u64 {
+        self.held() as u64
+    }
+}
 
 impl<I: Item> Read for VmEvents<I> {
     const KIND: CounterKind = CounterKind::Events;
@@ -224,6 +234,14 @@ pub fn show<C: Counted>(name: &str, counter: &'static C) -> Result<(), ShowError
 /// ```
 pub fn show_set<S: CountedSet>(set: &'static S) -> Result<(), ShowError> {
     enter(S::NAMES, set)
+}
+
+/// Shows what a heap holds as the counter `heap/NAME`, until [`hide_at`] hides it.
+pub(crate) fn show_heap(heap: &str, account: &'static Account) -> Result<(), ShowError> {
+    let mut name = Text::<33>::new();
+    // A name that is too long is refused, as every counter's.
+    write!(name, "heap/{heap}").map_err(|_| ShowError::Name)?;
+    enter(&[name.as_str()], account)
 }
 
 fn enter<R: Read>(names: &[&str], counter: &'static R) -> Result<(), ShowError> {

@@ -44,6 +44,7 @@ mod mailbox;
 
 pub use calls::Call;
 pub(crate) use calls::{Shared, place_calls, place_of, share_units};
+pub(crate) use counters::show_heap;
 pub use counters::{Counted, CountedSet, CounterKind, ShowError, hide, hide_at, show, show_set};
 pub use events::{EVENTS, NodeEvents, SlabEvent};
 pub use files::{

@@ -407,9 +407,8 @@ impl Slabs {
         // Takes a run of this node only. A slab must be in the lists of the node whose memory it
         // is, because frees give an object to the node of its memory.
         let (granules, entry) = (cache.geometry.granules, cache.id.entry());
-        let run = cache.charged(|| {
-            arena::alloc_run_on(granules, request, entry, true, cache.is_small())
-        })?;
+        let run = cache
+            .charged(|| arena::alloc_run_on(granules, request, entry, true, cache.is_small()))?;
         let index = arena::index_of_run(run.start);
         let objects = cache.geometry.per_slab;
         let start = run.start.as_ptr();

@@ -17,8 +17,9 @@ impl Node {
     /// Returns how many slabs the node has, and how many of their objects are not free in their
     /// slab.
     pub(crate) fn count_and_in_use(&self, cache: &Descriptor) -> (usize, usize) {
-        self.stock_after_fork()
-            .map_or((0, 0), |stock| (stock.slabs.count, stock.slabs.in_use(cache)))
+        self.stock_after_fork().map_or((0, 0), |stock| {
+            (stock.slabs.count, stock.slabs.in_use(cache))
+        })
     }
 
     /// Returns whether the node has no slab, no full sheaf and no object that is set aside. Returns
