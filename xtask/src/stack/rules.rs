@@ -202,5 +202,6 @@ const POINTERS: &[(&str, &[&str])] = &[
         "pinfold::slab::node::handler_frees::<impl pinfold::slab::node::part::Node>::take_back",
         &[],
     ),
+    ("pinfold::slab::node::objects::Objects::prepare", &[]),
     ("pinfold::slab::node::slabs::Slabs::take", &[]),
 ];

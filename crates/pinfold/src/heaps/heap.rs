@@ -68,9 +68,7 @@ impl<'n> Builder<'n> {
     ///
     /// [`HeapError`]
     pub fn build(self) -> Result<Heap, HeapError> {
-        let layout = Layout::from_size_align(arena::GRANULE, arena::GRANULE);
-        let layout = layout.map_err(|_| HeapError::NoMemory)?;
-        let own = self.options.create(self.name, layout, None)?;
+        let own = self.options.create_own(self.name)?;
         let at = &STATES[own.id.index()];
         let mut memory = at.load(Relaxed);
         if memory.is_null() {

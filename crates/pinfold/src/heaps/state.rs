@@ -179,7 +179,7 @@ impl State {
         let layout = Layout::from_size_align(size, align).ok()?;
         let cache = self
             .options
-            .create(name.as_str(), layout, Some(&self.account))
+            .create_of_heap(name.as_str(), layout, &self.account)
             .ok()?;
         let entry = cache.id.entry();
         HEAP_OF[cache.id.index()].store(self.number.entry(), Relaxed);

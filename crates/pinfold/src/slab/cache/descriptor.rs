@@ -226,9 +226,20 @@ impl Descriptor {
         if !options.possible {
             return Err(CacheError::NoNodes);
         }
+        arena::init();
+        Descriptor::create_another(name, layout, options)
+    }
+
+    /// Makes a cache and enters it into the registry, in a process that has made a cache before.
+    /// The layout is one that [`create`](Self::create) accepts, and the options are possible. Takes
+    /// less stack than `create`.
+    pub(crate) fn create_another(
+        name: &str,
+        layout: Layout,
+        options: Options,
+    ) -> Result<&'static Descriptor, CacheError> {
         let mut numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
         let (id, at) = numbers.choose().ok_or(CacheError::TooMany)?;
-        arena::init();
         let cache = Descriptor::enter(name, layout, id, options).ok_or(CacheError::NoMemory)?;
         numbers.take(at);
         Ok(cache)

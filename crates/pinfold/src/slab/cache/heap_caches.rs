@@ -30,32 +30,49 @@ pub(crate) unsafe fn kept_alive(id: CacheId) -> &'static Descriptor {
 }
 
 impl Options {
-    /// Makes a cache of a heap.
+    /// Makes the cache without objects that a heap takes its number from.
     ///
     /// # Errors
     ///
     /// [`CacheError`]
-    pub(crate) fn create(
+    pub(crate) fn create_own(&self, name: &str) -> Result<&'static Descriptor, CacheError> {
+        // A fork under way may not know this layer's locks, and would copy a half-made cache.
+        process::retry(|| fork::register().then_some(()));
+        let layout = Layout::new::<[u64; 2]>();
+        after_fork(|| Descriptor::create(name, layout, *self))
+    }
+
+    /// Makes a cache of a heap that has its number.
+    ///
+    /// # Errors
+    ///
+    /// [`CacheError`]
+    pub(crate) fn create_of_heap(
         &self,
         name: &str,
         layout: Layout,
-        account: Option<&'static Account>,
+        account: &'static Account,
     ) -> Result<&'static Descriptor, CacheError> {
         let mut options = *self;
-        options.treatment.account = account;
+        options.treatment.account = Some(account);
         // Aligned blocks rely on the place of the first object.
         options.treatment.one_color = true;
         let fit = SHEAF_BYTES / layout.size();
         options.sheaf_capacity = Some(fit.clamp(MIN_CAPACITY, MAX_CAPACITY / 2));
-        // A fork under way may not know this layer's locks, and would copy a half-made cache.
-        process::retry(|| fork::register().then_some(()));
-        let mut made = Err(CacheError::NoMemory);
-        process::retry(|| {
-            made = Descriptor::create(name, layout, options);
-            (made.as_ref().err() != Some(&CacheError::NoMemory)).then_some(())
-        });
-        made
+        after_fork(|| Descriptor::create_another(name, layout, options))
     }
+}
+
+/// Calls `make` again if a fork refused it a lock.
+fn after_fork(
+    mut make: impl FnMut() -> Result<&'static Descriptor, CacheError>,
+) -> Result<&'static Descriptor, CacheError> {
+    let mut made = Err(CacheError::NoMemory);
+    process::retry(|| {
+        made = make();
+        (made.as_ref().err() != Some(&CacheError::NoMemory)).then_some(())
+    });
+    made
 }
 
 impl Descriptor {
