@@ -99,6 +99,11 @@ unsafe impl GlobalAlloc for Pinfold {
     }
 }
 
+/// Runs the examples of docs/heaps.md as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/heaps.md")]
+struct Heaps;
+
 /// Runs the README's examples as tests. They use `pinfold` and this crate.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

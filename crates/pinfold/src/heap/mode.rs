@@ -195,7 +195,8 @@ pub(super) fn sample_no_more_for(what: u8) {
     }
 }
 
-/// Sets whether samples are taken or there are scopes. Does nothing before the allocator is started.
+/// Sets whether samples are taken or there are scopes. Does nothing before the allocator is
+/// started.
 fn set_unusual(unusual: bool) {
     let (from, to) = if unusual {
         (DONE, UNUSUAL)
