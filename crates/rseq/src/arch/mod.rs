@@ -49,9 +49,9 @@ mod none;
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 pub(crate) use none::*;
 
-// The thread's own area (`crate::registration`): `OWN_SIZE` bytes that no id fits, then the state of
-// the thread and its tag. In stable Rust, only assembly can define a thread-local variable that is read
-// without a call: at an offset from the thread pointer that the loader sets.
+// The thread's own area (`crate::registration`): `OWN_SIZE` bytes that no id fits. The state of the
+// thread and its tag follow. In stable Rust, only assembly can define a thread-local variable that
+// is read without a call: at an offset from the thread pointer that the loader sets.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 core::arch::global_asm!(
     ".pushsection .tdata.pinfold_rseq_own, \"awT\", @progbits",
