@@ -86,7 +86,8 @@ struct InScope<'h>(&'h Heap, CMalloc<PinfoldMalloc>);
 
 impl Subject for InScope<'_> {
     fn enter_thread(&self) {
-        scope::enter(self.0);
+        // SAFETY: the pool's threads end before the heap.
+        unsafe { scope::enter(self.0) };
     }
 
     #[inline(always)]

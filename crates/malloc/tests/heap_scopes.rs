@@ -8,6 +8,7 @@ use pinfold::heaps::Heap;
 use pinfold_malloc::scope;
 use std::collections::HashMap;
 use std::hint::black_box;
+use std::sync::mpsc::channel;
 use std::thread;
 
 #[global_allocator]
@@ -18,26 +19,40 @@ const SIZES: [usize; 6] = [24, 5000, 40_000, 300_000, 5 << 20, 70 << 20];
 
 #[test]
 fn only_the_threads_in_a_scope_allocate_from_the_heap() {
+    if !alone("only_the_threads_in_a_scope_allocate_from_the_heap", |_| {}) {
+        return;
+    }
     let heap = Heap::new("scope").unwrap();
+    let (ask, asked) = channel::<usize>();
+    let (answer, answered) = channel::<Vec<u8>>();
+    let other = thread::spawn(move || {
+        let blocks = asked.iter().map(|size| black_box(Vec::with_capacity(size)));
+        blocks.for_each(|block| answer.send(block).unwrap());
+    });
     for size in SIZES {
         let before = heap.held();
         let outside: Vec<u8> = black_box(Vec::with_capacity(size));
         assert_eq!(heap.held(), before, "{size}");
-        let inside: Vec<u8> = scope(&heap, || {
-            let elsewhere = thread::scope(|threads| {
-                threads.spawn(|| black_box(vec![1u8; size])).join().unwrap()
-            });
-            assert!(heap.held() < before + size.max(512 << 10), "{size}");
-            drop(elsewhere);
-            black_box(Vec::with_capacity(size))
+        let (inside, elsewhere): (Vec<u8>, _) = scope(&heap, || {
+            // Sends and receives first, because the channel allocates in the scope.
+            ask.send(size).unwrap();
+            let elsewhere = answered.recv().unwrap();
+            let before = heap.held();
+            let inside = black_box(Vec::with_capacity(size));
+            assert!(heap.held() > before || size < 64 << 10, "{size}");
+            (inside, elsewhere)
         })
         .unwrap();
-        assert!(heap.held() >= size);
-        drop((inside, outside));
+        // Only the block of this thread is the heap's.
+        // SAFETY: the test owns both blocks.
+        unsafe {
+            assert!(heap.contains(inside.as_ptr()), "{size}");
+            assert!(!heap.contains(elsewhere.as_ptr()), "{size}");
+            assert!(!heap.contains(outside.as_ptr()), "{size}");
+        }
     }
-    heap.shrink().unwrap();
-    // What the threads and the harness allocated in the scope may still be in use.
-    assert!(heap.held() < 4 << 20);
+    drop(ask);
+    other.join().unwrap();
 }
 
 /// Blocks of a scope grow, shrink, move and die outside of it, and the other way round.
@@ -95,7 +110,7 @@ fn a_scope_beyond_its_limit_gets_an_error() {
     assert!(Vec::<u8>::new().try_reserve_exact(2 << 20).is_ok());
 }
 
-/// A heap that was dropped while code holds its blocks keeps them.
+/// A heap that was dropped while code holds its blocks keeps them: nothing else gets their memory.
 #[test]
 fn blocks_outlive_a_heap_that_had_a_scope() {
     let heap = Heap::new("outlived").unwrap();
@@ -104,11 +119,17 @@ fn blocks_outlive_a_heap_that_had_a_scope() {
     })
     .unwrap();
     drop(heap);
-    for _ in 0..10 {
-        let next = Heap::new("next").unwrap();
-        assert!(next.alloc(100).is_some());
+    pinfold::memory::trim();
+    let next = Heap::new("next").unwrap();
+    for nth in 0..100_000 {
+        let size = 8 + nth % 600;
+        let block = next.alloc(size).unwrap();
+        // SAFETY: the test owns the block of `size` bytes.
+        unsafe { block.write_bytes(0xff, size) };
     }
+    let others: Vec<Vec<u8>> = (0..100_000).map(|nth| vec![0xff; nth % 600]).collect();
     assert!((0..1000).all(|key| map[&key] == format!("value {key}")));
+    drop(others);
 }
 
 /// A profile starts and stops while there are scopes, and malloc keeps working.
@@ -130,6 +151,12 @@ fn samples_and_scopes() {
         let inside: Vec<Vec<u8>> =
             scope(&heap, || (0..2000).map(|size| vec![2; size]).collect()).unwrap();
         assert!(heap.held() > 1 << 20);
+        // Profiles leave the heap's blocks out, also those that grow.
+        let mut mapping: Vec<u8> = scope(&heap, || Vec::with_capacity(64 << 20)).unwrap();
+        mapping.reserve_exact(200 << 20);
+        let totals = pinfold::internal::profile::totals();
+        assert!(totals.bytes - totals.freed_bytes < 64 << 20);
+        drop(mapping);
         assert!(outside.iter().flatten().all(|&byte| byte == 1));
         assert!(inside.iter().flatten().all(|&byte| byte == 2));
     }

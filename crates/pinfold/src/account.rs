@@ -29,24 +29,29 @@ impl Account {
         }
     }
 
-    /// Charges `bytes`. Returns false, changes nothing and counts the refusal if the account would
-    /// exceed its limit.
-    pub(crate) fn charge(&self, bytes: usize) -> bool {
+    /// Calls `alloc`, and charges `bytes` if it succeeds. Returns `None`, and counts the refusal,
+    /// if the account would exceed its limit.
+    pub(crate) fn charged<R>(&self, bytes: usize, alloc: impl FnOnce() -> Option<R>) -> Option<R> {
         let limit = self.limit.load(Relaxed);
         let more = |held: usize| held.checked_add(bytes).filter(|&sum| sum <= limit);
-        match self.held.fetch_update(Relaxed, Relaxed, more) {
-            Ok(before) => {
-                self.peak.fetch_max(before + bytes, Relaxed);
-                true
-            }
-            Err(_) => {
-                self.refusals.fetch_add(1, Relaxed);
-                false
-            }
+        if self.held.fetch_update(Relaxed, Relaxed, more).is_err() {
+            self.refusals.fetch_add(1, Relaxed);
+            return None;
         }
+        let got = alloc();
+        match got {
+            Some(_) => self.peak.fetch_max(self.held(), Relaxed),
+            None => self.held.fetch_sub(bytes, Relaxed),
+        };
+        got
     }
 
-    /// Gives back what [`charge`](Self::charge) charged.
+    /// Returns whether the account has no room for `bytes`.
+    pub(crate) fn is_full_for(&self, bytes: usize) -> bool {
+        bytes > self.limit.load(Relaxed).saturating_sub(self.held())
+    }
+
+    /// Gives back what [`charged`](Self::charged) charged.
     pub(crate) fn uncharge(&self, bytes: usize) {
         self.held.fetch_sub(bytes, Relaxed);
     }

@@ -14,6 +14,7 @@ use crate::next::Next;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
+use pinfold::internal::heap::scope;
 use pinfold_malloc::{background, c};
 
 /// The function of a thread. `pthread_exit` may unwind out of it.
@@ -96,6 +97,21 @@ extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
 /// The arguments are valid for the C library's function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
+    thread: *mut libc::pthread_t,
+    attributes: *const libc::pthread_attr_t,
+    start: Start,
+    argument: *mut c_void,
+) -> c_int {
+    // The C library keeps memory that it allocates here, and uses it for later threads. So it must
+    // not come from the heap of a scope.
+    // SAFETY: the caller passes on what it promises.
+    scope::outside(|| unsafe { create(thread, attributes, start, argument) })
+}
+
+/// # Safety
+///
+/// The same as for [`pthread_create`].
+unsafe fn create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
     start: Start,

@@ -6,7 +6,7 @@
 
 use super::cache::{HARDENED, NOT_HARDENED};
 use super::policy::{CPolicy, policy_of};
-use super::support::{AsErrno, address_or_enomem, answer, failed, null_with};
+use super::support::{AsErrno, address_or_enomem, failed, fence_errno, null_with};
 use super::text::str_of;
 use core::ffi::{c_char, c_int, c_uint, c_void};
 use core::mem::ManuallyDrop;
@@ -14,6 +14,7 @@ use core::ptr::NonNull;
 use pinfold::heaps::{Heap, HeapError};
 use pinfold::internal::heap::scope;
 use pinfold::internal::keep_errno;
+use pinfold_rseq::FenceError;
 
 /// A heap behind a C handle.
 #[repr(C)]
@@ -53,6 +54,11 @@ unsafe fn heap(this: *const CHeap) -> ManuallyDrop<Heap> {
     // SAFETY: the caller promises a handle that `pinfold_heap_create` made with `into_raw`. The
     // value is not dropped, so the heap has one owner.
     ManuallyDrop::new(unsafe { Heap::from_raw(this.cast()) })
+}
+
+/// Converts the result of an operation that fences to a C return value.
+fn done(result: Result<(), FenceError>) -> c_int {
+    result.map_or_else(|refused| failed(fence_errno(refused)), |()| 0)
 }
 
 fn limit_of(limit: usize) -> Option<usize> {
@@ -190,7 +196,7 @@ pub unsafe extern "C" fn pinfold_heap_destroy(this: *mut CHeap) -> c_int {
         return 0;
     }
     // SAFETY: the caller promises a heap, and uses neither the heap nor a block of it any more.
-    answer(unsafe { ManuallyDrop::into_inner(heap(this)).destroy() })
+    done(unsafe { ManuallyDrop::into_inner(heap(this)).destroy() })
 }
 
 /// Sets the most bytes that the heap may hold, or removes the limit if `limit` is 0.
@@ -234,7 +240,7 @@ pub unsafe extern "C" fn pinfold_heap_held(this: *const CHeap) -> usize {
     unsafe { heap(this) }.held()
 }
 
-/// Gives the heap's free memory back. Returns 0, or −1 with ENOTSUP.
+/// Gives the heap's free memory back. Returns 0, or −1 with ENOTSUP or EBUSY.
 ///
 /// # Safety
 ///
@@ -242,7 +248,7 @@ pub unsafe extern "C" fn pinfold_heap_held(this: *const CHeap) -> usize {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pinfold_heap_shrink(this: *mut CHeap) -> c_int {
     // SAFETY: the caller promises a heap.
-    answer(unsafe { heap(this) }.shrink())
+    done(unsafe { heap(this) }.shrink())
 }
 
 /// Begins a scope of the calling thread. Returns what to pass to [`pinfold_heap_leave`], or −1 with
@@ -256,7 +262,8 @@ pub unsafe extern "C" fn pinfold_heap_shrink(this: *mut CHeap) -> c_int {
 pub unsafe extern "C" fn pinfold_heap_enter(this: *mut CHeap) -> c_int {
     // SAFETY: the caller promises a heap.
     let heap = unsafe { heap(this) };
-    let before = scope::enter(&heap);
+    // SAFETY: the caller promises to end the scope before the heap.
+    let before = unsafe { scope::enter(&heap) };
     before.map_or_else(|| failed(libc::ENOTSUP), |before| before as c_int)
 }
 

@@ -92,6 +92,14 @@ int main(void)
 	scopes(heap);
 	CHECK(pinfold_heap_destroy(heap) == 0);
 	CHECK(pinfold_heap_destroy(NULL) == 0);
+	/* The C library uses the memory of the thread that was made in the scope again. */
+	pthread_t again;
+	struct pinfold_heap *next = pinfold_heap_create("next", 0, 0, NULL);
+	for (int nth = 0; nth < 10000; nth++)
+		CHECK(memset(pinfold_heap_malloc(next, 16 + nth % 500), 0xff, 16));
+	CHECK(pthread_create(&again, NULL, outside, next) == 0);
+	CHECK(pthread_join(again, NULL) == 0);
+	CHECK(pinfold_heap_destroy(next) == 0);
 
 	CHECK(pinfold_heap_create(NULL, 0, 0, NULL) == NULL && errno == EINVAL);
 	CHECK(pinfold_heap_create("flags", 0, 1, NULL) == NULL && errno == EINVAL);

@@ -8,6 +8,8 @@
 #include "pinfold.h"
 #include <sys/mman.h>
 
+#pragma weak pinfold_heap_create
+#pragma weak pinfold_heap_enter
 #pragma weak pinfold_counter_create
 #pragma weak pinfold_counter_add
 #pragma weak pinfold_counter_sum
@@ -160,8 +162,13 @@ __attribute__((constructor(101))) static void register_early(void)
 			pthread_atfork(lock_before, unlock_after, unlock_after);
 }
 
+/* The heap from which threads allocate, or NULL. */
+static struct pinfold_heap *heap;
+
 static void *allocate_locked(void *seed)
 {
+	if (heap)
+		CHECK(pinfold_heap_enter(heap) == 0);
 	for (unsigned i = 0;; i++) {
 		pthread_mutex_lock(&lock);
 		churn((unsigned)(size_t)seed + i, 100);
@@ -171,15 +178,17 @@ static void *allocate_locked(void *seed)
 	return seed;
 }
 
-static void with_handlers(int early)
+static void with_handlers(const char *early)
 {
 	if (early && !getenv("EDGE_EARLY_HANDLERS")) {
 		setenv("EDGE_EARLY_HANDLERS", "1", 1);
-		execl("/proc/self/exe", "forks", "early-handlers", (char *)NULL);
+		execl("/proc/self/exe", "forks", early, (char *)NULL);
 		FAIL("execl: %s", strerror(errno));
 	}
 	if (!early)
 		pthread_atfork(lock_before, unlock_after, unlock_after);
+	if (early && !strcmp(early, "scopes") && pinfold_heap_create)
+		CHECK(heap = pinfold_heap_create("scope", 0, 0, NULL));
 	guarded = 1;
 	what = "locked rounds";
 	start(watch, NULL);
@@ -352,9 +361,11 @@ int main(int count, char **words)
 	if (!strcmp(name, "stdio"))
 		beside_stdio();
 	else if (!strcmp(name, "handlers"))
-		with_handlers(0);
+		with_handlers(NULL);
 	else if (!strcmp(name, "early-handlers"))
-		with_handlers(1);
+		with_handlers(name);
+	else if (!strcmp(name, "scopes"))
+		with_handlers(name);
 	else if (!strcmp(name, "signals"))
 		with_signals();
 	else if (!strcmp(name, "many"))

@@ -209,7 +209,7 @@ fn is_open() -> bool {
 /// |---|---|
 /// | [`LARGE`], [`COLOURED`] | in the first granule of a run that is one block (`large`) |
 /// | 0 | in another granule of a block, or in no run in use |
-/// | other | in a slab of the cache with this number |
+/// | other | in a slab of the cache with this number, or in a large block of the heap with it |
 #[inline]
 pub fn entry(address: usize) -> u16 {
     // Acquire pairs with the release in `make_region`: a thread that sees the count also sees the

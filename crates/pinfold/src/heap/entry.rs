@@ -83,7 +83,10 @@ extern "C" fn alloc_zeroed_slow(size: usize) -> *mut u8 {
     if let Some(block) = scope::alloc_ask(ask) {
         return block;
     }
-    let block = gate::alloc_counted(size);
+    let block = match mode::has_scopes() && !mode::is_sampling() {
+        true => gate::alloc_behind(size),
+        false => gate::alloc_counted(size),
+    };
     if !block.is_null() {
         // SAFETY: the block is new, and has at least `size` bytes.
         unsafe { block.write_bytes(0, size) };

@@ -9,6 +9,7 @@
 use super::mode::{self, paths};
 use crate::arena::{self, GRANULE_SHIFT};
 use crate::segment;
+use crate::shepherd;
 use crate::slab;
 use crate::slab::kmalloc::{self, MAX_SMALL_SIZE};
 use core::ptr::null_mut;
@@ -48,11 +49,23 @@ fn show() {
 /// Called by each slow path of malloc.
 #[inline]
 pub(super) fn serve_if_closed() {
+    if mode::has_scopes() {
+        return serve_if_called();
+    }
     let is_closed = match mode::is_sampling() {
         true => mode::is_counted_closed(),
         false => mode::is_malloc_closed(),
     };
     if is_closed {
+        serve();
+    }
+}
+
+/// Ticks if another process has a request. For a program with scopes, in which malloc's fast path
+/// is always closed.
+#[inline]
+pub(super) fn serve_if_called() {
+    if shepherd::is_called() {
         serve();
     }
 }

@@ -34,7 +34,9 @@
 //! | starts samples | `samples` | writes 0 to `limit` | |
 //! | opens the path that counts | `counted` | `samples` | this path is closed without samples |
 //! | ends samples | `samples` | writes 0 to `counted` | |
-//! | begins the first scope | `has_scopes` | `stage`, writes 0 to `limit` | as for samples |
+//! | begins the first scope | `has_scopes` | exchanges `stage` | slow paths look for scopes |
+//! | ends samples | exchanges `stage` | `has_scopes` | |
+//! | begins the first scope | `has_scopes` | writes 0 to `limit` | the fast path stays closed |
 
 use crate::slab::kmalloc::{self, MAX_SMALL_SIZE};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -135,10 +137,6 @@ pub(super) fn started() {
     if MODE.samples.load(SeqCst) != 0 {
         close_for_samples();
     }
-    // The same holds for the first scope.
-    if MODE.has_scopes.load(SeqCst) {
-        open_scopes();
-    }
 }
 
 /// Returns whether a thread ever began a scope.
@@ -147,15 +145,18 @@ pub(super) fn has_scopes() -> bool {
     MODE.has_scopes.load(Relaxed)
 }
 
-/// Closes the fast path of malloc for good, so that calls look for the thread's scope. Costs two
-/// loads after the first call.
+/// Closes the fast path of malloc for good, so that calls look for the thread's scope. Costs three
+/// loads after the first call. The allocator is started.
+///
+/// A thread that opens the fast path at this moment, after it has served a request of another
+/// process, may leave the path open for some instructions.
 pub(super) fn open_scopes() {
-    if has_scopes() && !is_plain() {
+    if has_scopes() && !is_plain() && paths().limit.load(Relaxed) == 0 {
         return;
     }
     MODE.has_scopes.store(true, SeqCst);
-    set_unusual(true);
     close_malloc();
+    set_unusual(true);
 }
 
 /// Returns whether allocations are sampled.
@@ -188,7 +189,11 @@ fn close_for_samples() {
 pub(super) fn sample_no_more_for(what: u8) {
     if MODE.samples.fetch_and(!what, Relaxed) == what {
         count_bytes(false);
-        set_unusual(has_scopes());
+        set_unusual(false);
+        // A thread that begins the first scope has stored its word before it looked at the stage.
+        if MODE.has_scopes.load(SeqCst) {
+            set_unusual(true);
+        }
         if is_malloc_closed() {
             open_malloc();
         }

@@ -24,6 +24,10 @@ pub unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
         set_errno(libc::ENOMEM);
         return null_mut();
     }
+    // SAFETY: the caller owns the block.
+    if let Some(block) = unsafe { scope::realloc(block, size, ALIGN) } {
+        return block;
+    }
     if mode::reports() {
         counted::reallocated();
         // SAFETY: the caller owns `block`, and passes on what it promises.
@@ -37,10 +41,6 @@ pub unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
 ///
 /// The same as for [`realloc`].
 unsafe fn realloc_any(block: *mut u8, size: usize) -> *mut u8 {
-    // SAFETY: the caller owns the block.
-    if let Some(block) = unsafe { scope::realloc(block, size, ALIGN) } {
-        return block;
-    }
     // SAFETY: the caller owns `block`, which came from this module.
     let room = unsafe { usable_size(block) };
     let whole = class_at(block).map_or(room, kmalloc::size_of_class);
@@ -66,6 +66,10 @@ pub unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) -> *mut
     if !is_in_use(block) {
         return null_mut();
     }
+    // SAFETY: the caller owns the block.
+    if let Some(block) = unsafe { scope::realloc(block, size, layout.align()) } {
+        return block;
+    }
     if mode::reports() {
         counted::reallocated();
         // SAFETY: the caller owns `block`, and passes on what it promises.
@@ -79,10 +83,6 @@ pub unsafe fn realloc_exact(block: *mut u8, layout: Layout, size: usize) -> *mut
 ///
 /// The same as for [`realloc_exact`].
 unsafe fn realloc_to(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-    // SAFETY: the caller owns the block.
-    if let Some(block) = unsafe { scope::realloc(block, size, layout.align()) } {
-        return block;
-    }
     let stays = match class_at(block) {
         Some(class) => kmalloc::class_of_aligned(size, layout.align()) == Some(class % CLASSES),
         None => {

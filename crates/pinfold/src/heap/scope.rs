@@ -43,13 +43,18 @@ pub fn scope<R>(heap: &Heap, f: impl FnOnce() -> R) -> Option<R> {
             untag(self.0);
         }
     }
-    let _end = End(enter(heap)?);
+    // SAFETY: `End` ends the scope while `heap` is borrowed.
+    let _end = End(unsafe { enter(heap) }?);
     Some(f())
 }
 
 /// Begins a scope, for a caller that ends it by [`leave`]. Returns what to pass to `leave`. Returns
 /// `None` where [`scope`] does.
-pub fn enter(heap: &Heap) -> Option<u32> {
+///
+/// # Safety
+///
+/// The thread ends the scope before the heap is destroyed.
+pub unsafe fn enter(heap: &Heap) -> Option<u32> {
     start::ready();
     if !mode::is_started() {
         return None;
@@ -68,6 +73,7 @@ pub fn leave(before: u32) {
 #[cold]
 #[inline(never)]
 pub(super) extern "C" fn alloc(size: usize) -> *mut u8 {
+    gate::serve_if_called();
     if let Some(heap) = here() {
         let block = heap.alloc_fast(size);
         return match block.is_null() {
@@ -83,6 +89,15 @@ pub(super) extern "C" fn alloc(size: usize) -> *mut u8 {
         true => super::entry::alloc_unusual(size),
         false => block,
     }
+}
+
+/// Runs `f` outside of any scope of the calling thread.
+pub fn outside<R>(f: impl FnOnce() -> R) -> R {
+    let tag = pinfold_rseq::tag().unwrap_or(0);
+    untag(0);
+    let result = f();
+    untag(tag);
+    result
 }
 
 /// Allocates from the heap of the thread's scope. Returns `None` outside of a scope.

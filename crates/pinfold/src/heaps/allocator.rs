@@ -41,8 +41,8 @@ impl Heap {
     }
 }
 
-/// Collections borrow the heap: the allocator is `&Heap`. So a heap outlives them, and dropping it
-/// frees what a forgotten collection held.
+/// Collections borrow the heap: the allocator is `&Heap`. So a heap outlives them. Dropping a heap
+/// that never had a scope frees what a forgotten collection held.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -92,6 +92,12 @@ unsafe impl Allocator for &Heap {
 
     unsafe fn shrink(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Block {
         // SAFETY: the caller passes on what it promises.
-        unsafe { self.resize(block, old, new) }
+        let shrunk = unsafe { self.resize(block, old, new) };
+        let stays = (block.as_ptr() as usize).is_multiple_of(new.align());
+        // A heap at its limit has no smaller block, and the old one has room.
+        shrunk.or_else(|error| match stays {
+            true => Ok(NonNull::slice_from_raw_parts(block, new.size())),
+            false => Err(error),
+        })
     }
 }

@@ -1,6 +1,6 @@
 //! A heap as its owner sees it.
 
-use super::state::{HEAP_OF, STATES, State, free_any, not_ours, usable_size};
+use super::state::{HEAP_OF, STATES, State, free_any, not_ours, state_of, usable_size};
 use crate::arena;
 use crate::mempolicy::{Mempolicy, Placement};
 use crate::segment;
@@ -32,8 +32,9 @@ pub struct Builder<'n> {
 
 impl<'n> Builder<'n> {
     /// Limits what the heap may hold, in bytes, including free memory in its slabs and sheaves. By
-    /// default there is no limit. An allocation that would exceed the limit fails, after the heap's
-    /// free memory went back.
+    /// default there is no limit. An allocation that would exceed the limit fails, after the heap
+    /// gave back the free memory that it could reach: that of this CPU's sheaves and of all slabs,
+    /// and at most a hundred times a second, unless a CPU is isolated, that of all CPUs' sheaves.
     #[must_use]
     pub const fn limit(mut self, bytes: usize) -> Self {
         self.limit = Some(bytes);
@@ -61,7 +62,7 @@ impl<'n> Builder<'n> {
     ///
     /// If the process runs on Pinfold's malloc and the name has only letters, digits and characters
     /// of `_.:-/`, `pinfold vmstat PID` and `/metrics` show what the heap holds as the counter
-    /// `heap/NAME`. A second heap of the same name is not shown, and neither are heaps beyond the
+    /// `heap/NAME`, cut to 32 bytes. A second heap of the same name is not shown, and neither are heaps beyond the
     /// 128 counters that a process can show.
     ///
     /// # Errors
@@ -145,7 +146,8 @@ impl Heap {
         NonNull::new(self.state.alloc_fast(size)).or_else(|| self.state.alloc(size, 1, false).ok())
     }
 
-    /// Allocates a block of `size` bytes that read as zeroes. Otherwise as [`alloc`](Self::alloc).
+    /// Allocates a block of `size` bytes that read as zeroes. Otherwise as [`alloc`](Self::alloc),
+    /// but some instructions slower.
     pub fn alloc_zeroed(&self, size: usize) -> Option<NonNull<u8>> {
         self.state.alloc(size, 1, true).ok()
     }
@@ -163,7 +165,7 @@ impl Heap {
     }
 
     /// Frees a block. Costs as much as [`alloc`](Self::alloc). Ends the process if the address is
-    /// in no block of a heap.
+    /// not in the memory of a heap.
     ///
     /// `free`, `pinfold_free` and `realloc` of Pinfold's malloc also accept the block.
     ///
@@ -200,6 +202,17 @@ impl Heap {
         // SAFETY: the caller owns the block.
         unsafe { usable_size(block.as_ptr()) }
             .unwrap_or_else(|| not_ours("size of", block.as_ptr()))
+    }
+
+    /// Returns whether `block` is a block of this heap.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns `block`, which came from a heap or from Pinfold's malloc.
+    pub unsafe fn contains(&self, block: *const u8) -> bool {
+        // SAFETY: the caller owns the block.
+        let heap = unsafe { state_of(block.cast_mut()) };
+        heap.is_some_and(|heap| core::ptr::eq(heap, self.state))
     }
 
     /// Returns how many bytes the heap holds: slabs, runs and mappings, including their free parts.
@@ -282,15 +295,19 @@ impl Heap {
     /// Destroys the heap and frees all its blocks at once, also those that a scope's malloc
     /// allocated. Costs an interrupt of each CPU that runs a thread of this process, a walk over
     /// the page map (two bytes for each 64 KiB of the process's memory), and a free of each slab
-    /// and each large block.
+    /// and each large block. If the heap has blocks that are mappings, also a walk over the table
+    /// of mappings, of up to 4 MiB.
     ///
     /// # Errors
     ///
-    /// [`FenceError`], if the CPUs cannot be fenced. The heap's blocks then stay for good.
+    /// [`FenceError`], if the CPUs cannot be fenced, and with `EBUSY` in a signal handler that
+    /// interrupted the allocator. The heap's blocks then stay for good.
     ///
     /// # Safety
     ///
-    /// No thread uses a block of the heap any more, and none is in a scope of it.
+    /// No thread uses a block of the heap any more, and none is in a scope of it. After a scope,
+    /// "a block" includes what the C library and other code allocated there and kept: buffers of
+    /// standard streams, thread-local values, tables that were filled at their first use.
     pub unsafe fn destroy(self) -> Result<(), FenceError> {
         let this = ManuallyDrop::new(self);
         // SAFETY: the caller promises that the blocks are unused. Nothing uses the heap after this
@@ -318,12 +335,14 @@ impl Heap {
             let heap = HEAP_OF.get(usize::from(entry));
             heap.is_some_and(|heap| heap.load(Relaxed) == number)
         };
+        let mut all = true;
         let free = |start: NonNull<u8>, entry| {
             // SAFETY: the run is a large block, or a slab that `abandon` dropped. The caller
             // promises that no thread uses it.
             unsafe {
-                if entry == number || heap_caches::open_guard(start.as_ptr(), entry) {
-                    arena::free_run(start);
+                match entry == number || heap_caches::open_guard(start.as_ptr(), entry) {
+                    true => arena::free_run(start),
+                    false => all = false,
                 }
             }
         };
@@ -336,7 +355,10 @@ impl Heap {
                 count => arena::free_huge_of(number, count),
             }
         }
-        self.retire();
+        // A run whose guard page stays closed keeps its entry, so the numbers are not used again.
+        if all {
+            self.retire();
+        }
         Ok(())
     }
 
@@ -366,7 +388,8 @@ impl Drop for Heap {
             return;
         }
         // Code that knows nothing of the heap may hold its blocks.
-        if self.shrink().is_ok() && self.held() == 0 {
+        let shown = (&raw const self.state.account).cast();
+        if segment::hide_at(shown) && self.shrink().is_ok() && self.held() == 0 {
             self.retire();
         }
     }
@@ -386,7 +409,7 @@ impl fmt::Debug for Heap {
 pub(crate) fn tag(heap: &Heap) -> Option<u32> {
     let before = pinfold_rseq::tag()?;
     heap.state.was_entered.store(true, Relaxed);
-    pinfold_rseq::set_tag(heap.state.number.entry().into());
+    pinfold_rseq::set_tag(heap.state.tag());
     Some(before)
 }
 

@@ -47,8 +47,8 @@
 //!
 //! 1. Stop all CPUs' units, fence, and move the sheaves of the heap's caches to the barns. A tick
 //!    holds the same lock while it has a sheaf in hand. After this step no sheaf of the heap is
-//!    anywhere but in a barn, and none leaves a barn, because no thread allocates.
-//! 2. Each cache drops its barns and its lists of slabs.
+//!    anywhere but in a barn. A tick that empties a barn does so under the node's lock.
+//! 2. Each cache drops its barns and its lists of slabs, under the nodes' locks.
 //! 3. Walk the page map, and free each run whose entry belongs to the heap: slabs and large blocks.
 //! 4. Free the heap's mappings.
 //! 5. Give the numbers back.

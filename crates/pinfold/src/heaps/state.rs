@@ -2,9 +2,9 @@
 
 use super::classes::{self, CLASSES};
 use crate::account::Account;
-use crate::arena::{self, GRANULE, HUGE};
-use crate::cache_units::{CacheId, MAIN, MAX_CACHES, SPARE};
-use crate::slab::heap_caches::{self, Descriptor, Options, Place};
+use crate::arena::{self, GRANULE, HUGE, budget};
+use crate::cache_units::{CacheId, HELD, MAIN, MAX_CACHES, SPARE};
+use crate::slab::heap_caches::{self, Descriptor, Options, Place, Refused};
 use crate::{sanitizer, slab, sys};
 use core::alloc::Layout;
 use core::fmt::Write;
@@ -17,6 +17,9 @@ use pinfold_rseq::FenceError;
 const ALIGN: usize = 16;
 /// The largest alignment of a large block that begins at a colour of its run.
 const COLOURED_ALIGN: usize = arena::COLOURED_ALIGN;
+/// The bits of a tag that are the number of a heap.
+const NUMBER: u32 = (1 << NUMBER_BITS) - 1;
+const NUMBER_BITS: u32 = MAX_CACHES.ilog2();
 /// The fewest milliseconds between two fences of a heap that reaches its limit.
 const BETWEEN_DRAINS: u32 = 10;
 
@@ -82,6 +85,13 @@ impl State {
         }
     }
 
+    /// Returns the tag of threads in a scope of this heap: the heap's number, and above it the
+    /// lowest bits of how many caches have had the number. So the tag that a thread forgot to
+    /// remove does not name a later heap.
+    pub(super) fn tag(&self) -> u32 {
+        heap_caches::birth_of(self.number) << NUMBER_BITS | u32::from(self.number.entry())
+    }
+
     /// Returns the heap's own descriptor, which has no objects.
     pub(super) fn own(&self) -> &'static Descriptor {
         // SAFETY: the heap owns the descriptor, and `self` is only used while the heap exists.
@@ -114,19 +124,17 @@ impl State {
             align: align.max(ALIGN),
             zeroed,
         };
-        let before = self.account.refusals();
         if let Some(block) = self.serve(ask) {
             return Ok(block);
         }
-        let is_full = || self.account.refusals() != before;
-        if !is_full() {
+        if !self.account.is_full_for(charge_of(ask)) {
             return Err(Refusal::Other);
         }
         self.reclaim_here();
         if let Some(block) = self.serve(ask) {
             return Ok(block);
         }
-        if self.may_drain() && self.drain().is_ok() {
+        if self.may_drain() && heap_caches::try_drain(|cache| self.has(cache)) {
             self.for_each_cache(give_all);
             return self.serve(ask).ok_or(Refusal::Limit);
         }
@@ -140,10 +148,15 @@ impl State {
                 false => self.alloc_huge(ask),
             };
         };
-        let cache = self.cache(class)?;
-        let block = NonNull::new(match self.is_watched {
-            true => cache.alloc_watched(),
-            false => cache.alloc_missed(ask.size),
+        let Some(cache) = self.cache(class) else {
+            // No number is left for the cache.
+            return self.alloc_run(ask);
+        };
+        let block = NonNull::new(match (&cache.slot_layout, self.is_watched) {
+            // The user may write to the whole object.
+            (Some(slot_layout), _) => cache.alloc_debugged_here(slot_layout, usize::MAX),
+            (None, true) => cache.alloc_watched(),
+            (None, false) => cache.alloc_slow(),
         })?;
         if ask.zeroed {
             // SAFETY: the block is new, and has at least `size` bytes.
@@ -199,13 +212,9 @@ impl State {
 
     /// Allocates a block that is a run.
     #[inline(never)]
-    fn alloc_run(&self, ask: Ask) -> Option<NonNull<u8>> {
-        let most = match ask.align <= COLOURED_ALIGN {
-            true => sys::page_size(),
-            false => 0,
-        };
-        let granules = (ask.size + most).div_ceil(GRANULE);
-        let run = self.charged(granules * GRANULE, || {
+    fn alloc_run(&'static self, ask: Ask) -> Option<NonNull<u8>> {
+        let granules = granules_of(ask);
+        let run = self.account.charged(granules * GRANULE, || {
             slab::or_reclaim(|| self.own().alloc_run(granules))
         })?;
         let offset = match ask.align <= COLOURED_ALIGN {
@@ -222,9 +231,10 @@ impl State {
 
     /// Allocates a block that is a mapping.
     #[inline(never)]
-    fn alloc_huge(&self, ask: Ask) -> Option<NonNull<u8>> {
+    fn alloc_huge(&'static self, ask: Ask) -> Option<NonNull<u8>> {
         let size = ask.size.max(1).checked_next_multiple_of(sys::page_size())?;
-        let block = self.charged(size, || {
+        budget::is_possible(size).then_some(())?;
+        let block = self.account.charged(size, || {
             slab::make_room(size);
             let alloc = || arena::alloc_huge_for(size, ask.align, self.number.entry());
             slab::or_reclaim_for(size, alloc)
@@ -232,15 +242,6 @@ impl State {
         self.huge.fetch_add(1, Relaxed);
         ANY_HUGE.store(true, Relaxed);
         Some(block)
-    }
-
-    fn charged<R>(&self, bytes: usize, alloc: impl FnOnce() -> Option<R>) -> Option<R> {
-        self.account.charge(bytes).then_some(())?;
-        let block = alloc();
-        if block.is_none() {
-            self.account.uncharge(bytes);
-        }
-        block
     }
 
     /// Resizes a block of this heap. Returns an error, and leaves the block unchanged, if the heap
@@ -263,8 +264,11 @@ impl State {
             return Ok(block);
         }
         if arena::heap_of_huge(block.as_ptr()).is_some() && size >= HUGE && align <= ALIGN {
-            // SAFETY: the caller owns the block, which is a mapping.
-            return unsafe { self.resize_huge(block, size) };
+            // SAFETY: the caller owns the block, which is a mapping of `room` bytes.
+            let resized = unsafe { self.resize_huge(block, room, size) };
+            if let Some(moved) = resized {
+                return Ok(moved);
+            }
         }
         let fresh = match self.alloc(size, align, false) {
             Ok(fresh) => fresh,
@@ -281,29 +285,28 @@ impl State {
         Ok(fresh)
     }
 
-    /// Resizes a block that is a mapping. The kernel moves the pages.
+    /// Resizes a block that is a mapping of `before` bytes. The kernel moves the pages. Returns
+    /// `None`, and leaves the block unchanged, if it refuses, or if the heap may not hold more.
     ///
     /// # Safety
     ///
     /// `block` is such a block of this heap, and only the caller uses it.
     #[inline(never)]
-    unsafe fn resize_huge(&self, block: NonNull<u8>, size: usize) -> Result<NonNull<u8>, Refusal> {
-        let before = arena::huge_size(block.as_ptr()).unwrap_or(0);
-        let size = size.checked_next_multiple_of(sys::page_size());
-        let size = size.ok_or(Refusal::Other)?;
-        let more = size.saturating_sub(before);
-        if !self.account.charge(more) {
-            return Err(Refusal::Limit);
-        }
-        // SAFETY: the caller owns the block.
-        let moved = unsafe { arena::resize_huge(block.as_ptr(), size) };
-        let less = if moved.is_some() {
-            before.saturating_sub(size)
-        } else {
-            more
-        };
-        self.account.uncharge(less);
-        moved.ok_or(Refusal::Other)
+    unsafe fn resize_huge(
+        &self,
+        block: NonNull<u8>,
+        before: usize,
+        size: usize,
+    ) -> Option<NonNull<u8>> {
+        let size = size.checked_next_multiple_of(sys::page_size())?;
+        let moved = self.account.charged(size.saturating_sub(before), || {
+            slab::make_room(size.saturating_sub(before));
+            // SAFETY: the caller owns the block.
+            let resize = || unsafe { arena::resize_huge(block.as_ptr(), size) };
+            slab::or_reclaim_for(size, resize)
+        })?;
+        self.account.uncharge(before.saturating_sub(size));
+        Some(moved)
     }
 
     pub(super) fn for_each_cache(&self, mut f: impl FnMut(&'static Descriptor)) {
@@ -320,7 +323,7 @@ impl State {
     #[inline(never)]
     fn reclaim_here(&self) {
         self.for_each_cache(|cache| {
-            for kind in [MAIN, SPARE] {
+            for kind in [MAIN, SPARE, HELD] {
                 if let Some(sheaf) = cache.place(kind).take_if(|word| word != 0) {
                     cache.put(cache.here(), sheaf);
                 }
@@ -339,14 +342,40 @@ impl State {
         is_due && !crate::topology::facts::any_quiet()
     }
 
+    /// Returns whether a cache is this heap's.
+    fn has(&self, cache: &Descriptor) -> bool {
+        heap_number(cache.id.entry()) == self.number.entry()
+    }
+
     /// Moves the sheaves of all CPUs to the barns.
     ///
     /// # Errors
     ///
-    /// [`FenceError`], if the CPUs cannot be fenced.
+    /// [`FenceError`], if the CPUs cannot be fenced. `EBUSY` also in a signal handler that
+    /// interrupted a thread which stops CPUs or takes idle sheaves.
     pub(super) fn drain(&self) -> Result<(), FenceError> {
-        let of_this = |cache: &Descriptor| heap_number(cache.id.entry()) == self.number.entry();
-        heap_caches::drain(of_this)
+        let drained = heap_caches::drain_or_fail(|cache| self.has(cache));
+        drained.map_err(|refused| match refused {
+            Refused::Lock => FenceError { errno: libc::EBUSY },
+            Refused::Fence(error) => error,
+        })
+    }
+}
+
+/// Returns how many granules a block has that is a run.
+fn granules_of(ask: Ask) -> usize {
+    let colour = match ask.align <= COLOURED_ALIGN {
+        true => sys::page_size(),
+        false => 0,
+    };
+    (ask.size + colour).div_ceil(GRANULE)
+}
+
+/// Returns how many bytes a heap is charged at least if it has no free memory for what is asked.
+fn charge_of(ask: Ask) -> usize {
+    match ask.size < HUGE && ask.align <= GRANULE {
+        true => granules_of(ask) * GRANULE,
+        false => ask.size,
     }
 }
 
@@ -393,7 +422,10 @@ pub(crate) unsafe fn state_of(block: *mut u8) -> Option<&'static State> {
 pub(crate) fn here() -> Option<&'static State> {
     match pinfold_rseq::tag() {
         None | Some(0) => None,
-        Some(tag) => state(tag as u16),
+        Some(tag) => {
+            let number = (tag & NUMBER) as u16;
+            state(number).filter(|heap| heap.tag() == tag)
+        }
     }
 }
 
@@ -415,16 +447,43 @@ pub(crate) unsafe fn free_any(block: *mut u8) -> bool {
             true
         }
         _ => {
-            let id = CacheId::from_entry(entry);
-            // SAFETY: the caller owns the block, so its cache exists, and passes ownership of it.
-            unsafe {
-                if sanitizer::orders_accesses() {
-                    heap_caches::kept_alive(id).free_watched(block);
-                } else if !Place::of(id, MAIN).push_fast(block) {
-                    heap_caches::kept_alive(id).free_slow(block);
-                }
-            }
+            // SAFETY: the caller passes ownership of the block, and the entry is that of its cache.
+            unsafe { free_object(block, entry) };
             true
+        }
+    }
+}
+
+/// Frees a block of a cache of a heap.
+///
+/// # Safety
+///
+/// The caller owns the block, whose entry in the page map is `entry`, and gives it up.
+#[inline]
+unsafe fn free_object(block: *mut u8, entry: u16) {
+    let main = Place::of(CacheId::from_entry(entry), MAIN);
+    // SAFETY: the caller passes ownership of the block.
+    if sanitizer::orders_accesses() || !unsafe { main.push_fast(block) } {
+        // SAFETY: the caller passes ownership of the block.
+        unsafe { free_object_slow(block, entry) };
+    }
+}
+
+/// # Safety
+///
+/// As for [`free_object`].
+#[cold]
+#[inline(never)]
+unsafe fn free_object_slow(block: *mut u8, entry: u16) {
+    // Pins the cache: once the block is in a slab, nothing of this thread keeps the heap from being
+    // dropped, and the cache from being made again for another heap.
+    if let Some(cache) = heap_caches::pin_by_entry(entry) {
+        // SAFETY: the caller passes ownership of the block, which is of this cache.
+        unsafe {
+            match sanitizer::orders_accesses() {
+                true => cache.free_watched(block),
+                false => cache.free_slow(block),
+            }
         }
     }
 }

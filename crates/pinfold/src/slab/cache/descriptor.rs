@@ -7,7 +7,7 @@ use super::registry::{self, for_each, of_class_id};
 use super::tune::{self, BARN_BYTES, Capacity};
 use crate::arena::{self, GRANULE};
 use crate::cache_units::{ALL_CLASSES, CLASSES, CacheId, MAX_CACHES, SPARE, STOPPING};
-use crate::lock::{Llist, Lock, Rank, Word};
+use crate::lock::{Guard, Llist, Lock, Rank, Word};
 use crate::mempolicy::Placement;
 use crate::slab::checks::debug::DebugFlags;
 use crate::slab::cpu::place::{self, Place};
@@ -227,18 +227,29 @@ impl Descriptor {
             return Err(CacheError::NoNodes);
         }
         arena::init();
-        Descriptor::create_another(name, layout, options)
+        let numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
+        Descriptor::create_with(numbers, name, layout, options)
     }
 
     /// Makes a cache and enters it into the registry, in a process that has made a cache before.
     /// The layout is one that [`create`](Self::create) accepts, and the options are possible. Takes
-    /// less stack than `create`.
+    /// less stack than `create`. Fails with [`CacheError::NoMemory`] if it would have to wait for a
+    /// fork.
     pub(crate) fn create_another(
         name: &str,
         layout: Layout,
         options: Options,
     ) -> Result<&'static Descriptor, CacheError> {
-        let mut numbers = NUMBERS.lock().ok_or(CacheError::NoMemory)?;
+        let numbers = NUMBERS.lock_or_divert().ok_or(CacheError::NoMemory)?;
+        Descriptor::create_with(numbers, name, layout, options)
+    }
+
+    fn create_with(
+        mut numbers: Guard<'_, Numbers>,
+        name: &str,
+        layout: Layout,
+        options: Options,
+    ) -> Result<&'static Descriptor, CacheError> {
         let (id, at) = numbers.choose().ok_or(CacheError::TooMany)?;
         let cache = Descriptor::enter(name, layout, id, options).ok_or(CacheError::NoMemory)?;
         numbers.take(at);
@@ -366,6 +377,12 @@ impl Descriptor {
         };
         let none_waits = !deferred.is_used() || (deferred.sealed.is_empty() && none_pending());
         none_waits && self.nodes().iter().all(Node::is_bare)
+    }
+
+    /// Returns whether malloc may allocate from this cache or free to it: the cache is a size
+    /// class's, or a heap's. Such a call never waits for a forking thread (`fork`).
+    pub(crate) fn serves_malloc(&self) -> bool {
+        self.id.any_class().is_some() || self.account.is_some()
     }
 
     pub(crate) fn nodes(&self) -> &[Node] {

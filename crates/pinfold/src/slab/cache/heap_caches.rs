@@ -3,13 +3,14 @@
 
 pub(crate) use super::descriptor::{CacheError, Descriptor, Options};
 use super::registry;
+pub(crate) use super::registry::{birth_of, pin_by_entry};
 use super::tune::{MAX_CAPACITY, MIN_CAPACITY};
 use crate::account::Account;
 use crate::arena::{self, Run};
 use crate::cache_units::CacheId;
 use crate::fork as process;
 pub(crate) use crate::slab::cpu::place::Place;
-pub(crate) use crate::slab::cpu::sheaf_units::drain;
+pub(crate) use crate::slab::cpu::sheaf_units::{Refused, drain_or_fail, try_drain};
 use crate::slab::fork;
 use crate::sys;
 use core::alloc::Layout;
@@ -39,10 +40,16 @@ impl Options {
         // A fork under way may not know this layer's locks, and would copy a half-made cache.
         process::retry(|| fork::register().then_some(()));
         let layout = Layout::new::<[u64; 2]>();
-        after_fork(|| Descriptor::create(name, layout, *self))
+        let mut made = Err(CacheError::NoMemory);
+        process::retry(|| {
+            made = Descriptor::create(name, layout, *self);
+            // A fork may have refused a lock.
+            (made.as_ref().err() != Some(&CacheError::NoMemory)).then_some(())
+        });
+        made
     }
 
-    /// Makes a cache of a heap that has its number.
+    /// Makes a cache of a heap that has its number. Does not wait for a fork.
     ///
     /// # Errors
     ///
@@ -59,32 +66,11 @@ impl Options {
         options.treatment.one_color = true;
         let fit = SHEAF_BYTES / layout.size();
         options.sheaf_capacity = Some(fit.clamp(MIN_CAPACITY, MAX_CAPACITY / 2));
-        after_fork(|| Descriptor::create_another(name, layout, options))
+        Descriptor::create_another(name, layout, options)
     }
-}
-
-/// Calls `make` again if a fork refused it a lock.
-fn after_fork(
-    mut make: impl FnMut() -> Result<&'static Descriptor, CacheError>,
-) -> Result<&'static Descriptor, CacheError> {
-    let mut made = Err(CacheError::NoMemory);
-    process::retry(|| {
-        made = make();
-        (made.as_ref().err() != Some(&CacheError::NoMemory)).then_some(())
-    });
-    made
 }
 
 impl Descriptor {
-    /// Allocates an object whose sheaf was found empty. Returns null if the system has no memory,
-    /// or the heap may not hold more.
-    pub(crate) fn alloc_missed(&self, size: usize) -> *mut u8 {
-        match &self.slot_layout {
-            Some(slot_layout) => self.alloc_debugged_here(slot_layout, size),
-            None => self.alloc_slow(),
-        }
-    }
-
     /// Allocates a run whose granules all have this cache's entry in the page map, where the
     /// cache's memory should be.
     pub(crate) fn alloc_run(&self, granules: usize) -> Option<Run> {
@@ -115,7 +101,7 @@ impl Descriptor {
 ///
 /// `start` begins a slab of a cache that [`Descriptor::abandon`] has emptied.
 pub(crate) unsafe fn open_guard(start: *mut u8, entry: u16) -> bool {
-    let Some(cache) = registry::pin_by_entry(entry) else {
+    let Some(cache) = pin_by_entry(entry) else {
         return true;
     };
     if cache.hardening.is_none() {

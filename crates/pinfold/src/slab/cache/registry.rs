@@ -39,7 +39,8 @@
 //! * A view ([`Info`](crate::slab::Info)) may be kept for as long as the program likes. It holds
 //!   copies of what never changes, and the birth. [`pin_same`] fails if the birth differs.
 //! * A tick with a sheaf in its hand pins the descriptor. If the sheaf has objects, their slabs
-//!   keep the cache from being retired.
+//!   keep the cache from being retired. A heap ends although its objects are in use, so it first
+//!   takes the lock that such a tick holds (`heaps`).
 //! * An object of a deferred free is in use until its grace period is over. So its slab keeps the
 //!   cache from being retired.
 //! * A word of a CPU's unit, an entry of the page map and a row of the statistics segment go by the

@@ -28,6 +28,7 @@
 use super::idle;
 use super::sheaf::{Sheaf, word_is_empty, word_is_full};
 use crate::cache_units::{DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, STOPPING, word};
+use crate::lock::Guard;
 use crate::segment::SlabEvent;
 use crate::slab::cache::descriptor::Descriptor;
 use crate::slab::cache::registry;
@@ -245,26 +246,49 @@ impl Descriptor {
 /// operation does not end within ten seconds, or if this is a signal handler that interrupted the
 /// operation. The sheaves then stay where they are.
 pub(crate) fn drain(caches: impl Fn(&Descriptor) -> bool) -> Result<(), FenceError> {
-    let busy = Err(FenceError { errno: libc::EBUSY });
+    drain_or_fail(caches).or_else(|refused| match refused {
+        Refused::Lock => Ok(()),
+        Refused::Fence(error) => Err(error),
+    })
+}
+
+/// The reason that the sheaves stay where they are.
+pub(crate) enum Refused {
+    /// The caller is a signal handler that may not wait for [`STOPPING`].
+    Lock,
+    Fence(FenceError),
+}
+
+/// Drains as [`drain`] does. Also fails if the caller may not wait for [`STOPPING`].
+pub(crate) fn drain_or_fail(caches: impl Fn(&Descriptor) -> bool) -> Result<(), Refused> {
     for attempt in 0..10 {
         if attempt > 0 {
             // A fork may wait for `STOPPING`.
             sys::sleep_microseconds(1000);
         }
-        let done = drain_once(&caches);
-        if done != busy {
-            return done;
+        let done = drain_once(STOPPING.lock().ok_or(Refused::Lock)?, &caches);
+        if done != Err(BUSY) {
+            return done.map_err(Refused::Fence);
         }
     }
-    busy
+    Err(Refused::Fence(BUSY))
 }
+
+/// Drains as [`drain`] does, but waits neither for [`STOPPING`] nor long for an operation. Returns
+/// whether it drained.
+pub(crate) fn try_drain(caches: impl Fn(&Descriptor) -> bool) -> bool {
+    let stopping = STOPPING.try_lock();
+    stopping.is_some_and(|stopping| drain_once(stopping, caches).is_ok())
+}
+
+const BUSY: FenceError = FenceError { errno: libc::EBUSY };
 
 /// Drains as [`drain`] does. On the atomic backend, gives up if an operation does not end within a
 /// second.
-fn drain_once(caches: impl Fn(&Descriptor) -> bool) -> Result<(), FenceError> {
-    let Some(stopping) = STOPPING.lock() else {
-        return Ok(());
-    };
+fn drain_once(
+    stopping: Guard<'_, ()>,
+    caches: impl Fn(&Descriptor) -> bool,
+) -> Result<(), FenceError> {
     let units = || (0..possible()).filter(|&index| !SHEAF_UNITS.unit(index).is_null());
     spared::note(Kind::Drain);
     units().for_each(|index| SHEAF_UNITS.stop(index));
@@ -286,8 +310,7 @@ fn drain_once(caches: impl Fn(&Descriptor) -> bool) -> Result<(), FenceError> {
         }
     }
     drop(stopping);
-    let busy = FenceError { errno: libc::EBUSY };
-    fenced.and_then(|()| all.then_some(()).ok_or(busy))
+    fenced.and_then(|()| all.then_some(()).ok_or(BUSY))
 }
 
 /// Takes all sheaves of `cache` out of a stopped unit.

@@ -181,13 +181,7 @@ impl Objects {
         let Some(account) = self.account else {
             return alloc();
         };
-        let bytes = self.geometry.granules * arena::GRANULE;
-        account.charge(bytes).then_some(())?;
-        let run = alloc();
-        if run.is_none() {
-            account.uncharge(bytes);
-        }
-        run
+        account.charged(self.geometry.granules * arena::GRANULE, alloc)
     }
 
     /// Gives the charge of a slab back, whose run was freed.

@@ -114,12 +114,12 @@ impl Node {
     }
 
     /// Takes the lock to allocate from `cache` or to free to it. Waits for a fork to end, with one
-    /// exception: for a size class of malloc, returns `None`, because malloc can serve the block
-    /// from a separate mapping.
+    /// exception: for a cache that [serves malloc](Descriptor::serves_malloc), returns `None`,
+    /// because malloc can serve the block from a separate mapping.
     pub(crate) fn stock_of(&self, cache: &Descriptor) -> Option<Guard<'_, Stock>> {
-        match cache.id.any_class() {
-            Some(_) => self.stock(),
-            None => self.stock_after_fork(),
+        match cache.serves_malloc() {
+            true => self.stock(),
+            false => self.stock_after_fork(),
         }
     }
 

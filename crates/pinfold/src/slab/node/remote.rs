@@ -67,15 +67,15 @@ impl Descriptor {
     /// Fills `objects` from slabs, without sheaves: of the node that `request` names, and of other
     /// nodes when that node has no more memory. If all are refused memory, gives free memory back
     /// and tries again (`reclaim`). If a fork may be the reason, waits for its end and tries again,
-    /// but not for a size class of malloc. Returns how many objects it took.
+    /// but not for a cache that serves malloc. Returns how many objects it took.
     pub(crate) fn alloc_from(&self, request: NodeRequest, objects: &mut [*mut u8]) -> usize {
         let mut alloc = || {
             let some = || Some(self.alloc_from_any(request, objects)).filter(|&got| got > 0);
             reclaim::or_reclaim(some)
         };
-        let got = match self.id.any_class() {
-            Some(_) => alloc(),
-            None => fork::retry(alloc),
+        let got = match self.serves_malloc() {
+            true => alloc(),
+            false => fork::retry(alloc),
         };
         got.unwrap_or(0)
     }
