@@ -2,6 +2,7 @@
 
 use super::state::{HEAP_OF, STATES, State, free_any, not_ours, state_of, usable_size};
 use crate::arena;
+use crate::fork;
 use crate::mempolicy::{Mempolicy, Placement};
 use crate::segment;
 use crate::slab::heap_caches::{self, CacheError, Options};
@@ -143,25 +144,32 @@ impl Heap {
     /// Costs one critical section for up to 64 KiB on the common path.
     #[inline]
     pub fn alloc(&self, size: usize) -> Option<NonNull<u8>> {
-        NonNull::new(self.state.alloc_fast(size)).or_else(|| self.state.alloc(size, 1, false).ok())
+        NonNull::new(self.state.alloc_fast(size)).or_else(|| self.alloc_slow(size, 1, false))
+    }
+
+    /// Allocates a block, and waits for a fork that is under way.
+    #[cold]
+    #[inline(never)]
+    fn alloc_slow(&self, size: usize, align: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        fork::retry(|| self.state.alloc(size, align, zeroed).ok())
     }
 
     /// Allocates a block of `size` bytes that read as zeroes. Otherwise as [`alloc`](Self::alloc),
     /// but some instructions slower.
     pub fn alloc_zeroed(&self, size: usize) -> Option<NonNull<u8>> {
-        self.state.alloc(size, 1, true).ok()
+        self.alloc_slow(size, 1, true)
     }
 
     /// Allocates a block of `size` bytes at a multiple of `align`. Returns `None` if `align` is not
     /// a power of two. Otherwise as [`alloc`](Self::alloc).
     pub fn alloc_aligned(&self, size: usize, align: usize) -> Option<NonNull<u8>> {
         align.is_power_of_two().then_some(())?;
-        self.state.alloc(size, align, false).ok()
+        self.alloc_slow(size, align, false)
     }
 
     #[cfg(feature = "allocator-api2")]
     pub(super) fn alloc_zeroed_at(&self, layout: Layout) -> Option<NonNull<u8>> {
-        self.state.alloc(layout.size(), layout.align(), true).ok()
+        self.alloc_slow(layout.size(), layout.align(), true)
     }
 
     /// Frees a block. Costs as much as [`alloc`](Self::alloc). Ends the process if the address is
@@ -189,8 +197,8 @@ impl Heap {
     /// The block came from this heap and was not freed. If the result is `Some`, the caller uses
     /// only the new address.
     pub unsafe fn realloc(&self, block: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the caller owns the block.
-        unsafe { self.state.realloc(block, size, 1) }.ok()
+        // SAFETY: the caller owns the block, which a failed call leaves as it is.
+        fork::retry(|| unsafe { self.state.realloc(block, size, 1) }.ok())
     }
 
     /// Returns how many bytes of a block its user may use.
