@@ -1,16 +1,11 @@
-// Shared by the recorder and the oracle: how a process and its threads are named, so that a replay
-// finds the plan that a recording led to.
-//
-// A process is named by a hash of its command line. The first thread that allocates has the name 1.
-// Any other thread is named by its parent's name and by how many threads the parent started before,
-// which does not depend on the order in which threads run. The names of threads that do not come
-// from pthread_create are numbers in the order of their first call.
+// Shared by the libraries: the parts of the malloc family that rest on others, and the report.
 #ifndef LIMIT_COMMON_H
 #define LIMIT_COMMON_H
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -19,6 +14,8 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
@@ -26,88 +23,18 @@
 #define HIDDEN __attribute__((visibility("hidden")))
 #define QUICK __thread __attribute__((tls_model("initial-exec")))
 
-// The variable that names the folder of recordings or plans. Both names have the same length, and
-// so have the paths of both libraries: a program that copies its environment must allocate alike.
+// The variable that names the folder of recordings, plans and reports. The names of all folders have
+// the same length, and so have the paths of the libraries: a program that copies its environment
+// must allocate alike in each run.
 #define FOLDER_VARIABLE "PINFOLD_LIMIT"
 
-// glibc's own functions, which serve what is not recorded or not planned.
+// glibc's own functions.
 void *__libc_malloc(size_t size);
 void *__libc_realloc(void *block, size_t size);
 void *__libc_memalign(size_t alignment, size_t size);
 void __libc_free(void *block);
 
-// Called around pthread_create. glibc allocates there for a new thread only if it has no ended
-// thread's stack to use again, which depends on time. These blocks are not events.
-static void pause_events(void);
-static void resume_events(void);
-
-// The name of this thread, 0 before its first call.
-static QUICK uint64_t thread_name;
-static QUICK uint64_t threads_started;
-
-static uint64_t mix(uint64_t hash, uint64_t value) {
-    for (int byte = 0; byte < 8; byte++)
-        hash = (hash ^ ((value >> (8 * byte)) & 0xff)) * 0x100000001b3u;
-    return hash;
-}
-
-// Returns this thread's name, and gives it one if it has none.
-static uint64_t own_name(void) {
-    static _Atomic uint64_t unnamed;
-    if (!thread_name) {
-        uint64_t before = atomic_fetch_add(&unnamed, 1);
-        thread_name = before ? mix(0x5f2e, before) : 1;
-    }
-    return thread_name;
-}
-
-// Returns a hash of the command line.
-static uint64_t process_name(void) {
-    unsigned char text[1 << 12];
-    uint64_t hash = 0xcbf29ce484222325u;
-    int file = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
-    ssize_t length;
-    while (file >= 0 && (length = read(file, text, sizeof text)) > 0)
-        for (ssize_t at = 0; at < length; at++) hash = (hash ^ text[at]) * 0x100000001b3u;
-    if (file >= 0) close(file);
-    return hash;
-}
-
-// What a new thread runs. There is one for each thread, because a thread may start late.
-struct start {
-    void *(*body)(void *);
-    void *argument;
-    uint64_t name;
-};
-enum { STARTS = 1 << 17 };
-static struct start starts[STARTS];
-
-static void *named(void *at) {
-    struct start *start = at;
-    thread_name = start->name;
-    return start->body(start->argument);
-}
-
-int pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*body)(void *),
-                   void *argument) {
-    static int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
-    static _Atomic unsigned used;
-    uint64_t name = mix(own_name(), ++threads_started);
-    pause_events();
-    if (!create) *(void **)&create = dlsym(RTLD_NEXT, "pthread_create");
-    unsigned at = atomic_fetch_add(&used, 1);
-    int result;
-    if (at < STARTS) {
-        starts[at] = (struct start){body, argument, name};
-        result = create(thread, attributes, named, &starts[at]);
-    } else {
-        result = create(thread, attributes, body, argument);
-    }
-    resume_events();
-    return result;
-}
-
-// The rest of the malloc family. Each library defines these four.
+// Each library defines these four.
 static void *allocate(size_t size, size_t alignment, int zeroed);
 void free(void *block);
 void *realloc(void *block, size_t size);
@@ -135,4 +62,61 @@ void *reallocarray(void *block, size_t count, size_t size) {
     }
     return realloc(block, bytes);
 }
+
+static __attribute__((unused)) uint64_t now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
+}
+
+// Returns how many bytes of an area are resident.
+static __attribute__((unused)) size_t resident(char *area, size_t length) {
+    static unsigned char pages[1 << 16];
+    size_t count = 0, step = sizeof pages * 4096;
+    for (size_t from = 0; from < length; from += step) {
+        size_t bytes = length - from < step ? length - from : step;
+        if (mincore(area + from, bytes, pages)) return 0;
+        for (size_t page = 0; page < (bytes + 4095) / 4096; page++) count += pages[page] & 1;
+    }
+    return count * 4096;
+}
+
+// Returns the peak of this process's resident memory.
+static size_t peak(void) {
+    char text[4096];
+    int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+    ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
+    if (file >= 0) close(file);
+    text[length < 0 ? 0 : length] = 0;
+    const char *line = strstr(text, "VmHWM:");
+    return line ? strtoul(line + 6, NULL, 10) * 1024 : 0;
+}
+
+// Writes PINFOLD_LIMIT/<process id>.out at the end of a process: the allocations that glibc served,
+// the resident memory of the library's own and of glibc's heap, the peak of resident memory, and the
+// time that the library took for what no allocator does. `begin` is when the report began.
+static __attribute__((unused)) void write_report(uint64_t by_glibc, size_t own, uint64_t setup_ns,
+                                                 uint64_t begin) {
+    struct mallinfo2 fallen = by_glibc ? mallinfo2() : (struct mallinfo2){0};
+    own += fallen.arena + fallen.hblkhd;
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%d.out", getenv(FOLDER_VARIABLE), (int)getpid());
+    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    if (file < 0) return;
+    dprintf(file, "%llu %zu %zu %llu\n", (unsigned long long)by_glibc, own, peak(),
+            (unsigned long long)(setup_ns + now() - begin));
+    close(file);
+}
+
+// Called when the process ends. Defined by each library.
+static void at_exit(void);
+
+__attribute__((destructor)) static void ended(void) { at_exit(); }
+
+void _exit(int status) {
+    at_exit();
+    for (;;) syscall(SYS_exit_group, status);
+}
+
+void _Exit(int status) { _exit(status); }
 #endif

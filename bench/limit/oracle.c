@@ -9,23 +9,23 @@
 //
 // - Plans of one thread. Frees are entries, too. So as long as the thread follows the plan, exactly
 //   the objects are live that the plan has as live, and these do not overlap.
-// - Plans of several threads. The arena is divided into slots, which never change. The word in front
-//   of a slot's object counts the objects that were freed there. An entry says how many must have
-//   been freed before. Only one entry of all threads waits for each count, and the count differs as
-//   long as an object of the slot is live. If the slot is not free yet, glibc serves this call.
+// - Plans of several threads. The arena is divided into slots, which never change. The tag in front
+//   of a slot's object says whether it is live. An entry whose slot is not free yet is served by
+//   glibc. Only the thread that a slot was made for takes the slot, or, if the slot is contested,
+//   any thread by an atomic exchange. Any thread may free the object: only the caller of free has a
+//   live object.
 //
 // Blocks outside the arena are glibc's.
-#include "common.h"
-#include <malloc.h>
-#include <sys/syscall.h>
-#include <time.h>
+#include "names.h"
 
-// An entry: bits 0 to 31 are the size, bit 32 says that nothing has used the memory before, bits 33
-// to 61 are the place, in units of 16 bytes, and bits 62 and 63 are the kind. An allocation's kind
-// is 0, so an entry of another kind equals no size that an allocator could serve.
+// An entry: bits 0 to 31 are the size. Bit 32 is FRESH. Bit 33 says that several threads take the
+// slot. Bits 34 to 61 are the place, in units of 16 bytes, and bits 62 and 63 are the kind. An
+// allocation's kind is 0, so an entry of another kind equals no size that an allocator could serve.
 typedef uint64_t entry;
 #define SIZE ((entry)UINT32_MAX)
+// Of an allocation: nothing has used the memory before. Of a reallocation: the object does not move.
 #define FRESH ((entry)1 << 32)
+#define CONTESTED ((entry)1 << 33)
 #define KIND ((entry)3 << 62)
 #define REALLOCATE ((entry)2 << 62)
 #define FREE ((entry)3 << 62)
@@ -33,7 +33,7 @@ typedef uint64_t entry;
 
 // The arena is always here, so that no call has to load its address.
 #define BASE ((char *)0x200000000000)
-#define SPAN ((size_t)8 << 30)
+#define SPAN ((size_t)4 << 30)
 
 struct thread_plan {
     uint64_t name, first;
@@ -45,12 +45,12 @@ struct plan {
     uint32_t tagged;  // whether objects have tags
     uint32_t huge;    // whether the arena asks for huge pages
     uint32_t unused;
-    struct thread_plan thread[];  // by name; then the entries, and the needs of a shared plan
+    struct thread_plan thread[];  // by name; then the entries
 };
 
 // The words in front of an object, if the program asks for objects' sizes or the plan is shared.
 struct tag {
-    _Atomic uint32_t freed;
+    _Atomic uint32_t live;
     uint32_t size;
 };
 
@@ -61,7 +61,6 @@ static QUICK int has_begun;  // whether this thread has looked for its plan
 
 static const struct plan *plan;
 static const entry *entries;
-static const uint32_t *needs;  // of each entry: how many objects must have been freed there
 static int shared, tagged;
 static size_t plan_bytes;
 static pid_t process;
@@ -77,12 +76,6 @@ static void pause_events(void) {
 static void resume_events(void) {
     next = paused;
     paused = NULL;
-}
-
-static uint64_t now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000 + (uint64_t)t.tv_nsec;
 }
 
 // Maps the plan and the arena. Returns without a plan if there is none for this process.
@@ -104,7 +97,6 @@ static void map_plan(const char *folder) {
     if (found->huge) madvise(BASE, found->bytes, MADV_HUGEPAGE);
     plan_bytes = (size_t)about.st_size;
     entries = (const entry *)(found->thread + found->threads);
-    needs = (const uint32_t *)(entries + found->entries);
     shared = (int)found->shared;
     tagged = (int)found->tagged;
     plan = found;
@@ -144,25 +136,29 @@ static void deviate(void) {
 }
 
 static inline int in_arena(const void *block) { return (size_t)((char *)block - BASE) < SPAN; }
-static inline char *place(entry at) { return BASE + ((at >> 29) & 0x1fffffff0); }
+static inline char *place(entry at) { return BASE + ((at >> 30) & 0xfffffff0); }
 static inline entry free_entry(const void *block) {
-    return FREE | (entry)((const char *)block - BASE) << 29;
+    return FREE | (entry)((const char *)block - BASE) << 30;
 }
 static inline struct tag *tag_of(void *block) { return (struct tag *)block - 1; }
 
 // Takes the slot of an entry, unless its last object is still live.
-static inline int take(const entry *at, char *block, size_t size) {
+static inline int take(entry at, char *block, size_t size) {
     struct tag *tag = tag_of(block);
-    if (shared && atomic_load_explicit(&tag->freed, memory_order_acquire) != needs[at - entries])
-        return 0;
+    if (shared) {
+        if (UNLIKELY(at & CONTESTED)) {
+            if (atomic_exchange_explicit(&tag->live, 1, memory_order_acquire)) return 0;
+        } else {
+            if (atomic_load_explicit(&tag->live, memory_order_acquire)) return 0;
+            atomic_store_explicit(&tag->live, 1, memory_order_relaxed);
+        }
+    }
     tag->size = (uint32_t)size;
     return 1;
 }
 
 static inline void give(void *block) {
-    struct tag *tag = tag_of(block);
-    uint32_t freed = atomic_load_explicit(&tag->freed, memory_order_relaxed);
-    atomic_store_explicit(&tag->freed, freed + 1, memory_order_release);
+    atomic_store_explicit(&tag_of(block)->live, 0, memory_order_release);
 }
 
 // Serves a call that has no place in the plan.
@@ -187,7 +183,7 @@ static inline __attribute__((always_inline)) void *planned(size_t size, size_t a
     if (UNLIKELY((*at & (SIZE | KIND)) != size || (size_t)block & (alignment - 1)))
         return other(size, alignment, zeroed);
     next = at + 1;
-    if (UNLIKELY(tagged) && !take(at, block, size)) return unplanned_block(size, alignment, zeroed);
+    if (UNLIKELY(tagged) && !take(*at, block, size)) return unplanned_block(size, alignment, zeroed);
     if (zeroed && !(*at & FRESH)) memset(block, 0, size);
     return block;
 }
@@ -253,7 +249,7 @@ void *realloc(void *block, size_t size) {
     }
     if (shared) {
         next = at + 1;
-        if (!take(at, moved, size)) return move_out(block, size);
+        if (*at & FRESH || !take(*at, moved, size)) return move_out(block, size);
         size_t most = tag_of(block)->size;
         memcpy(moved, block, most < size ? most : size);
         give(block);
@@ -278,51 +274,10 @@ size_t malloc_usable_size(void *block) {
     return usable(block);
 }
 
-// Returns how many bytes of the arena are resident.
-static size_t resident(void) {
-    static unsigned char pages[1 << 16];
-    size_t count = 0, step = sizeof pages * 4096;
-    for (size_t from = 0; plan && from < plan->bytes; from += step) {
-        size_t bytes = plan->bytes - from < step ? plan->bytes - from : step;
-        if (mincore(BASE + from, bytes, pages)) return 0;
-        for (size_t page = 0; page < (bytes + 4095) / 4096; page++) count += pages[page] & 1;
-    }
-    return count * 4096;
-}
-
-// Returns the peak of this process's resident memory.
-static size_t peak(void) {
-    char text[4096];
-    int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
-    ssize_t length = file < 0 ? 0 : read(file, text, sizeof text - 1);
-    if (file >= 0) close(file);
-    text[length < 0 ? 0 : length] = 0;
-    const char *line = strstr(text, "VmHWM:");
-    return line ? strtoul(line + 6, NULL, 10) * 1024 : 0;
-}
-
-// Writes PINFOLD_LIMIT/<process id>.out: the allocations that the plan did not serve, the resident
-// memory of the arena and the plan and of glibc's heap, the peak of resident memory, and the time
-// that mapping the plan and writing this report took.
-__attribute__((destructor)) static void report(void) {
+static void at_exit(void) {
     static _Atomic int reported;
-    const char *folder = getenv(FOLDER_VARIABLE);
-    if (!folder || getpid() != process || atomic_exchange(&reported, 1)) return;
-    uint64_t begin = now(), missed = atomic_load(&unplanned);
-    struct mallinfo2 fallen = missed ? mallinfo2() : (struct mallinfo2){0};
-    size_t own = resident() + plan_bytes + fallen.arena + fallen.hblkhd;
-    char path[4096];
-    snprintf(path, sizeof path, "%s/%d.out", folder, (int)process);
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (file < 0) return;
-    dprintf(file, "%llu %zu %zu %llu\n", (unsigned long long)missed, own, peak(),
-            (unsigned long long)(setup_ns + now() - begin));
-    close(file);
+    if (!getenv(FOLDER_VARIABLE) || getpid() != process || atomic_exchange(&reported, 1)) return;
+    uint64_t begin = now();
+    size_t own = plan ? resident(BASE, plan->bytes) + plan_bytes : 0;
+    write_report(atomic_load(&unplanned), own, setup_ns, begin);
 }
-
-void _exit(int status) {
-    report();
-    for (;;) syscall(SYS_exit_group, status);
-}
-
-void _Exit(int status) { _exit(status); }

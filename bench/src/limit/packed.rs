@@ -68,7 +68,10 @@ impl Placer for Packed {
         if let Some(&(length, start)) = holes.by_ref().find(|hole| fits(&hole)) {
             let place = start.next_multiple_of(alignment);
             self.cut(start, length, place, units);
-            return Place::used(place);
+            return Place {
+                place,
+                fresh: false,
+            };
         }
         // A hole at the end grows.
         let last = self
@@ -84,10 +87,8 @@ impl Placer for Packed {
         let old_top = self.top;
         self.top = place + units;
         self.add(start, place - start);
-        Place {
-            fresh: place >= old_top,
-            ..Place::used(place)
-        }
+        let fresh = place >= old_top;
+        Place { place, fresh }
     }
 
     fn give(&mut self, place: u32, units: u32, _thread: u16, _now: u32) {

@@ -22,11 +22,10 @@ const OTHERS: f64 = 0.002;
 
 /// The bits of an entry.
 const FRESH: u64 = 1 << 32;
+const CONTESTED: u64 = 1 << 33;
 const REALLOCATE: u64 = 2 << 62;
 const FREE: u64 = 3 << 62;
-const PLACES: u32 = 1 << 29;
-/// The need of an entry whose object stays in its slot.
-const IN_PLACE: u32 = u32::MAX;
+const PLACES: u32 = 1 << 28;
 
 /// How objects are placed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -55,18 +54,6 @@ pub struct Place {
     pub place: u32,
     /// Whether nothing has used this memory before.
     pub fresh: bool,
-    /// How many objects have been freed at this place.
-    pub freed: u32,
-}
-
-impl Place {
-    pub fn used(place: u32) -> Place {
-        Place {
-            place,
-            fresh: false,
-            freed: 0,
-        }
-    }
 }
 
 pub trait Placer {
@@ -76,6 +63,10 @@ pub trait Placer {
     fn shrink(&mut self, place: u32, from: u32, to: u32) -> bool;
     /// Returns the end of what was ever used.
     fn top(&self) -> u32;
+    /// Returns whether several threads take the slot at `place`.
+    fn is_contested(&self, _place: u32) -> bool {
+        false
+    }
 }
 
 /// The entries of one thread.
@@ -83,14 +74,6 @@ pub trait Placer {
 pub struct Lane {
     pub name: u64,
     pub entries: Vec<u64>,
-    pub needs: Vec<u32>,
-}
-
-impl Lane {
-    fn push(&mut self, entry: u64, need: u32) {
-        self.entries.push(entry);
-        self.needs.push(need);
-    }
 }
 
 #[derive(Clone, Debug)]
@@ -116,8 +99,13 @@ pub fn single(recording: &Recording) -> Option<u16> {
     (others as f64 <= OTHERS * *most as f64).then_some(thread)
 }
 
+/// Returns the place in an entry.
+pub fn place_in(entry: u64) -> u32 {
+    (entry >> 34) as u32 & (PLACES - 1)
+}
+
 fn entry(size: u32, place: u32) -> u64 {
-    u64::from(size) | u64::from(place) << 33
+    u64::from(size) | u64::from(place) << 34
 }
 
 /// Plans the addresses of a recording's objects.
@@ -150,6 +138,13 @@ pub fn plan(recording: &Recording, style: Style) -> Result<Plan> {
             "its plan needs more than {} GiB",
             (u64::from(PLACES) * u64::from(UNIT)) >> 30
         );
+    }
+    for entry in planner.lanes.iter_mut().flat_map(|lane| &mut lane.entries) {
+        let stays = *entry & REALLOCATE != 0 && *entry & FRESH != 0;
+        // Another thread may use the slot first, so its memory is not known to be fresh.
+        if !stays && placer.is_contested(place_in(*entry)) {
+            *entry = *entry & !FRESH | CONTESTED;
+        }
     }
     let bytes = u64::from(placer.top()) * u64::from(UNIT);
     Ok(Plan {
@@ -209,26 +204,28 @@ impl Planner<'_> {
             Call::Allocate { .. } => {
                 let taken = placer.take(want);
                 let fresh = if taken.fresh { FRESH } else { 0 };
-                lane.push(entry(event.size, taken.place) | fresh, taken.freed);
+                lane.entries.push(entry(event.size, taken.place) | fresh);
                 self.live[object] = (taken.place, want.units);
             }
             _ if units == 0 => {}
             Call::Free { .. } => {
                 if self.single.is_some() {
-                    lane.push(FREE | entry(0, place), 0);
+                    lane.entries.push(FREE | entry(0, place));
                 }
                 placer.give(place, units, event.thread, want.now);
                 self.live[object] = (0, 0);
             }
             Call::Reallocate { .. } if placer.shrink(place, units, want.units) => {
-                lane.push(REALLOCATE | entry(event.size, place), IN_PLACE);
+                lane.entries
+                    .push(REALLOCATE | FRESH | entry(event.size, place));
                 self.live[object] = (place, want.units);
             }
             Call::Reallocate { .. } => {
                 let taken = placer.take(want);
-                lane.push(REALLOCATE | entry(event.size, taken.place), taken.freed);
+                lane.entries
+                    .push(REALLOCATE | entry(event.size, taken.place));
                 if self.single.is_some() {
-                    lane.push(FREE | entry(0, place), 0);
+                    lane.entries.push(FREE | entry(0, place));
                 }
                 placer.give(place, units, event.thread, want.now);
                 self.live[object] = (taken.place, want.units);
@@ -265,11 +262,6 @@ impl Plan {
             .flat_map(|lane| lane.entries.iter().chain(&[FREE]))
         {
             out.write_all(&entry.to_le_bytes())?;
-        }
-        if self.shared {
-            for need in lanes.iter().flat_map(|lane| lane.needs.iter().chain(&[0])) {
-                out.write_all(&need.to_le_bytes())?;
-            }
         }
         // So that writing does not go on while programs are measured.
         out.into_inner()?.sync_all()?;

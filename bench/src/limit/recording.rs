@@ -7,7 +7,7 @@ use std::path::Path;
 
 /// The bound of the recorder on threads and on events, as `bench/limit/record.c` has them.
 const THREADS: usize = 1 << 15;
-const EVENTS: usize = 1 << 26;
+const EVENTS: usize = 1 << 27;
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Call {

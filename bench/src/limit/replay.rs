@@ -13,15 +13,17 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+const COMPILE: &str = "clang -O2 -std=gnu11 -fno-builtin -fPIC -shared -pthread";
 /// The variable that tells the libraries their folder.
 const FOLDER: &str = "PINFOLD_LIMIT";
 /// An arena below this size has no huge page.
 const HUGE_PAGE: u64 = 2 << 20;
 
-/// The recorder and the oracle. Their paths have the same length.
+/// The libraries for LD_PRELOAD. The paths of recorder and oracle have the same length.
 pub struct Libraries {
     recorder: PathBuf,
     oracle: PathBuf,
+    lists: PathBuf,
 }
 
 impl Libraries {
@@ -29,17 +31,23 @@ impl Libraries {
         let compile = |name: &str| -> Result<PathBuf> {
             let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("limit");
             let output = cache.lib.join(format!("limit-{name}.so"));
-            let options = "clang -O2 -std=gnu11 -fno-builtin -fPIC -shared -pthread -include";
-            let mut arguments: Vec<_> = options.split(' ').map(str::to_owned).collect();
-            for source in ["common.h".to_owned(), format!("{name}.c")] {
-                arguments.push(sources.join(source).display().to_string());
+            let mut arguments: Vec<String> = COMPILE.split(' ').map(str::to_owned).collect();
+            // The headers are arguments, so that a change of a header compiles the library again.
+            let headers = ["common.h", "names.h"]
+                .iter()
+                .take(if name == "lists" { 1 } else { 2 });
+            for header in headers {
+                arguments.push("-include".to_owned());
+                arguments.push(sources.join(header).display().to_string());
             }
+            arguments.push(sources.join(format!("{name}.c")).display().to_string());
             prepare::compile(&arguments, &output)?;
             Ok(output)
         };
         Ok(Libraries {
             recorder: compile("record")?,
             oracle: compile("oracle")?,
+            lists: compile("lists")?,
         })
     }
 }
@@ -52,6 +60,8 @@ pub struct Recorded {
     /// The peak of live bytes in the process with the highest one.
     pub peak_live: u64,
     pub oracles: Vec<Oracle>,
+    /// Why there is no recording.
+    pub note: Option<String>,
 }
 
 impl Recorded {
@@ -63,11 +73,13 @@ impl Recorded {
     }
 }
 
-/// The oracle with one plan for each process of a program.
+/// An oracle: the one with a plan for each process of a program, or the allocator without
+/// bookkeeping.
 #[derive(Debug)]
 pub struct Oracle {
     pub subject: Subject,
-    style: Style,
+    /// `None` means lists.
+    style: Option<Style>,
     pub huge: bool,
     folder: PathBuf,
 }
@@ -75,7 +87,7 @@ pub struct Oracle {
 /// What an oracle reports of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Served {
-    /// The share of the recorded allocations that had their place in the plan.
+    /// The share of the recorded allocations that glibc did not serve.
     pub share: f64,
     /// What the process with the highest peak had resident beside the heap.
     pub beside_heap: u64,
@@ -114,8 +126,34 @@ fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Runs a program under the recorder, and writes its plans.
+/// Makes the oracles of a program.
 pub fn record(
+    cache: &Cache,
+    libraries: &Libraries,
+    program: &Program,
+    settings: Settings,
+) -> Result<Recorded> {
+    let mut recorded = match plans(cache, libraries, program, settings) {
+        Ok(recorded) => recorded,
+        Err(error) => Recorded {
+            note: Some(format!("{error:#}")),
+            ..Recorded::default()
+        },
+    };
+    for huge in [false, true] {
+        let folder = folder(cache, if huge { "lists-huge" } else { "lists" })?;
+        recorded.oracles.push(Oracle {
+            subject: subject("oracle", &libraries.lists, &folder),
+            style: None,
+            huge,
+            folder,
+        });
+    }
+    Ok(recorded)
+}
+
+/// Runs a program under the recorder, and writes its plans.
+fn plans(
     cache: &Cache,
     libraries: &Libraries,
     program: &Program,
@@ -169,7 +207,7 @@ pub fn record(
             }
             recorded.oracles.push(Oracle {
                 subject: subject("oracle", &libraries.oracle, &folder),
-                style,
+                style: Some(style),
                 huge,
                 folder,
             });
@@ -182,10 +220,12 @@ impl Oracle {
     /// Returns what is special about the plan.
     pub fn name(&self) -> &'static str {
         match (self.style, self.huge) {
-            (Style::Packed, false) => "packed",
-            (Style::Packed, true) => "packed, huge pages",
-            (Style::Recent, false) => "recent",
-            (Style::Recent, true) => "recent, huge pages",
+            (Some(Style::Packed), false) => "packed",
+            (Some(Style::Packed), true) => "packed, huge pages",
+            (Some(Style::Recent), false) => "recent",
+            (Some(Style::Recent), true) => "recent, huge pages",
+            (None, false) => "lists",
+            (None, true) => "lists, huge pages",
         }
     }
 

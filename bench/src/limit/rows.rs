@@ -7,8 +7,8 @@ use crate::whole::rows::Row as WholeRow;
 use pinfold_lab::stats;
 use serde::Serialize;
 
-/// The least share of allocations that an oracle must have served by its plan. With less, the time
-/// is mostly glibc's.
+/// The least share of allocations that an oracle must have served itself. With less, the time is
+/// partly glibc's.
 pub const MIN_SHARE: f64 = 0.95;
 const PAGE: u64 = 4096;
 
@@ -30,11 +30,11 @@ pub struct Row {
     /// The peak of resident memory, without what the program has beside its heap.
     pub heap_bytes: Option<u64>,
     pub over_live: Option<f64>,
-    /// The share of allocations that the fastest oracle served by its plan.
+    /// The share of allocations that the fastest oracle served itself.
     pub planned_share: Option<f64>,
-    /// The fastest oracle's plan.
+    /// The fastest oracle: how its plan places objects, or `lists`.
     pub floor_plan: Option<&'static str>,
-    /// Why there is no floor.
+    /// Why there is no recording, or no floor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
     /// Why the subject has no figures.
@@ -77,8 +77,8 @@ fn floor(
             }
             (Some(error), _) => format!("under the oracle, {error}"),
             _ => format!(
-                "it allocates differently in each run: the plan served {:.1} %",
-                share * 100.0
+                "glibc served {:.1} % of the allocations",
+                (1.0 - share) * 100.0
             ),
         };
         best = best.or(Err(reason));
@@ -95,18 +95,18 @@ pub fn all(
     replays: &[WholeRow],
     names: &[&'static str],
     served: &[Vec<Served>],
-    note: Option<String>,
 ) -> Vec<Row> {
-    let floor = match note {
-        Some(note) => Err(note),
-        None => floor(replays, names, served),
-    };
+    let floor = floor(replays, names, served);
+    let note = recorded.note.as_ref().or(floor.as_ref().err());
     let live = (recorded.peak_live > 0).then(|| recorded.peak_live.next_multiple_of(PAGE));
-    // Oracles with huge pages have more of the arena resident than the plan touches.
-    let small_pages = (served.iter().zip(&recorded.oracles)).filter(|(_, oracle)| !oracle.huge);
-    let beside: Vec<_> = small_pages
-        .flat_map(|(served, _)| served.iter().map(|one| one.beside_heap as f64))
-        .collect();
+    // With huge pages, more of the arena is resident than the objects touch.
+    let mut beside = Vec::new();
+    for (served, oracle) in served.iter().zip(&recorded.oracles) {
+        let usable = served
+            .iter()
+            .filter(|one| one.share >= MIN_SHARE && !oracle.huge);
+        beside.extend(usable.map(|one| one.beside_heap as f64));
+    }
     let beside = (!beside.is_empty()).then(|| stats::median(&beside) as u64);
     let kind = match (program.attack, program.source.is_some()) {
         (true, _) => "attack",
@@ -133,7 +133,7 @@ pub fn all(
             over_live: heap.zip(live).map(|(heap, live)| heap as f64 / live as f64),
             planned_share: floor.ok().map(|floor| floor.share),
             floor_plan: floor.ok().map(|floor| floor.plan),
-            note: floor.err().cloned(),
+            note: note.cloned(),
             error: row.error,
             rounds: row.rounds,
             is_pinfold: row.is_pinfold,

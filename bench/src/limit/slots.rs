@@ -7,7 +7,7 @@
 //! others. The slots of a thread that has ended go to threads that need new slots.
 
 use super::plan::{Place, Placer, Want};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Events between a free in another thread and the next use of the slot.
 const MARGIN: u32 = 1000;
@@ -26,7 +26,6 @@ type Shape = (u32, u32);
 struct Slot {
     shape: Shape,
     home: u16,
-    freed: u32,
 }
 
 /// The free slots of one shape.
@@ -60,6 +59,8 @@ struct Thread {
 #[derive(Debug)]
 pub struct Slots {
     slots: HashMap<u32, Slot>,
+    /// The slots that have belonged to several threads.
+    contested: HashSet<u32>,
     threads: Vec<Thread>,
     /// Free slots of threads that have ended.
     orphans: HashMap<Shape, Free>,
@@ -77,6 +78,7 @@ impl Slots {
         ends.sort_unstable_by(|one, other| other.cmp(one));
         Slots {
             slots: HashMap::new(),
+            contested: HashSet::new(),
             threads: last_events.iter().map(|_| Thread::default()).collect(),
             orphans: HashMap::new(),
             rests: Vec::new(),
@@ -140,25 +142,19 @@ impl Placer for Slots {
         let found = (own.get_mut(&shape).and_then(|free| free.take(now)))
             .or_else(|| self.orphans.get_mut(&shape)?.take(now));
         let place = found.unwrap_or_else(|| self.fresh(thread, shape));
-        let slot = self.slots.entry(place).or_insert(Slot {
-            shape,
-            home: thread,
-            freed: 0,
-        });
-        slot.home = thread;
+        let home = thread;
+        let old = self.slots.insert(place, Slot { shape, home });
+        if old.is_some_and(|old| old.home != home) {
+            self.contested.insert(place);
+        }
         Place {
             place,
             fresh: found.is_none(),
-            freed: slot.freed,
         }
     }
 
     fn give(&mut self, place: u32, _units: u32, thread: u16, now: u32) {
-        let slot = self
-            .slots
-            .get_mut(&place)
-            .expect("a live object has a slot");
-        slot.freed += 1;
+        let slot = &self.slots[&place];
         let home = &mut self.threads[usize::from(slot.home)];
         let free = match home.ended {
             true => &mut self.orphans,
@@ -177,5 +173,9 @@ impl Placer for Slots {
 
     fn top(&self) -> u32 {
         self.top
+    }
+
+    fn is_contested(&self, place: u32) -> bool {
+        self.contested.contains(&place)
     }
 }

@@ -53,7 +53,12 @@ fn time(rows: &[Row]) -> String {
         .column("floor s", |program| {
             figure(first(rows, program).and_then(|row| row.floor_seconds), 3)
         })
-        .column("planned %", |program| {
+        .column("by", |program| {
+            first(rows, program)
+                .and_then(|row| row.floor_plan)
+                .unwrap_or("-")
+        })
+        .column("served %", |program| {
             let share = first(rows, program).and_then(|row| row.planned_share);
             figure(share.map(|share| share * 100.0), 1)
         });
@@ -136,7 +141,7 @@ fn notes(rows: &[Row]) -> Vec<String> {
     let mut lines = Vec::new();
     for program in programs(rows) {
         if let Some(note) = first(rows, program).and_then(|row| row.note.as_ref()) {
-            lines.push(format!("note: {program} has no floor: {note}"));
+            lines.push(format!("note: {program} has no plan: {note}"));
         }
     }
     for row in rows {
