@@ -1,11 +1,15 @@
 // The allocator without bookkeeping: a library for LD_PRELOAD that keeps a list of free objects for
-// each thread and size, and does nothing else. It has no locks, no slow path, no checks, and never
-// gives memory back. An object goes to the list of the thread that frees it, so no two threads ever
-// touch the same list. The library needs no plan, so it also serves programs whose calls depend on
-// addresses or on time.
+// each thread and size, and does nothing else. It has no checks, and never gives memory back. It
+// needs no plan, so it also serves programs whose calls depend on addresses or on time.
 //
-// A tag in front of each object has the number of its list. Sizes up to 1 KiB have a list for each
-// 16 bytes, and larger ones have eight lists for each power of two.
+// A tag in front of each object has the number of its list, and the thread that allocated it. A
+// thread that frees its own object pushes it onto its list, without atomics. Objects of other
+// threads gather in a chain. A chain of 64 goes to the list that all threads share, and so does all
+// that a thread has when it ends. A thread whose list is empty takes the whole shared list. So the
+// shared list needs only an atomic exchange, and a compare-exchange that cannot take a stale head.
+//
+// Sizes below 1 KiB have a list for each 16 bytes, and larger ones have eight lists for each power
+// of two.
 #include "common.h"
 
 enum { UNIT = 16, EXACT = 64, LISTS = EXACT + 8 * 24 };
@@ -18,15 +22,48 @@ struct object {
 };
 // The words in front of an object.
 struct tag {
-    uint32_t list, size;
+    uint32_t size;
+    uint32_t place;  // the number of the list, and above its 8 bits that of the thread
 };
+_Static_assert(LISTS == 256, "the number of a list has 8 bits");
+
+// Objects of other threads that this thread has freed.
+struct chain {
+    struct object *first, *last;
+    unsigned length;
+};
+enum { MOST = 64 };
 
 static QUICK struct object *lists[LISTS];
+static QUICK struct chain chains[LISTS];
+// This thread's number, as in a tag. 0 until the thread first takes memory.
+static QUICK uint32_t own;
+static struct object *_Atomic shared[LISTS];
+static pthread_key_t at_thread_end;
 // The unused rest of this thread's chunk.
 static QUICK char *chunk, *chunk_end;
 static _Atomic size_t used;  // of the arena
 static _Atomic uint64_t by_glibc;
 static pid_t process;
+
+static void share(size_t list, struct object *first, struct object *last) {
+    struct object *head = atomic_load_explicit(&shared[list], memory_order_relaxed);
+    do last->next = head;
+    while (!atomic_compare_exchange_weak_explicit(&shared[list], &head, first,
+                                                  memory_order_release, memory_order_relaxed));
+}
+
+static void end_thread(void *unused) {
+    (void)unused;
+    for (size_t list = 0; list < LISTS; list++) {
+        struct object *last = lists[list];
+        while (last && last->next) last = last->next;
+        if (last) share(list, lists[list], last);
+        if (chains[list].first) share(list, chains[list].first, chains[list].last);
+        lists[list] = NULL;
+        chains[list] = (struct chain){0};
+    }
+}
 
 static void map(void) {
     void *at = mmap(BASE, SPAN, PROT_READ | PROT_WRITE,
@@ -35,6 +72,7 @@ static void map(void) {
     const char *folder = getenv(FOLDER_VARIABLE);
     if (folder && strstr(folder, "huge")) madvise(BASE, SPAN, MADV_HUGEPAGE);
     process = getpid();
+    pthread_key_create(&at_thread_end, end_thread);
 }
 
 static inline int in_arena(const void *block) { return (size_t)((char *)block - BASE) < SPAN; }
@@ -50,20 +88,38 @@ static inline size_t list_of(size_t *units) {
     return EXACT + (shift - 3) * 8 + (eighths - 8);
 }
 
-// Makes an object from memory that nothing has used.
-static __attribute__((noinline)) void *fresh(size_t units, size_t list, size_t size) {
+static inline void *tagged(void *block, size_t list, size_t size) {
+    *tag_of(block) = (struct tag){(uint32_t)size, own | (uint32_t)list};
+    return block;
+}
+
+// Makes an object from the shared list, or from memory that nothing has used. `zeroed` is set to 0
+// if the memory is known to be zero.
+static __attribute__((noinline)) void *fresh(size_t units, size_t list, size_t size, int *zeroed) {
+    static _Atomic uint32_t threads;
+    if (!own) {
+        if (!atomic_load(&used)) map();
+        own = (atomic_fetch_add(&threads, 1) + 1) << 8;
+        pthread_setspecific(at_thread_end, &own);
+    }
+    struct object *first = NULL;
+    if (atomic_load_explicit(&shared[list], memory_order_relaxed))
+        first = atomic_exchange_explicit(&shared[list], NULL, memory_order_acquire);
+    if (first) {
+        lists[list] = first->next;
+        return tagged(first, list, size);
+    }
     size_t bytes = units * UNIT;
     char *block;
     if (bytes > CHUNK / 8) {
-        // Whole pages, with the tag in front of the first one.
+        // Whole pages, with the tag in the first line.
         bytes = (bytes + 4095 + 64) & ~(size_t)4095;
         size_t at = atomic_fetch_add(&used, bytes);
-        if (!at) map();
-        block = at + bytes <= SPAN ? BASE + at + 64 : NULL;
+        if (at + bytes > SPAN) return NULL;
+        block = BASE + at + 64;
     } else {
         if ((size_t)(chunk_end - chunk) < bytes) {
             size_t at = atomic_fetch_add(&used, CHUNK);
-            if (!at) map();
             if (at + CHUNK > SPAN) return NULL;
             // An object begins 8 bytes after its tag.
             chunk = BASE + at + 16;
@@ -72,8 +128,8 @@ static __attribute__((noinline)) void *fresh(size_t units, size_t list, size_t s
         block = chunk;
         chunk += bytes;
     }
-    if (block) *tag_of(block) = (struct tag){(uint32_t)list, (uint32_t)size};
-    return block;
+    *zeroed = 0;
+    return tagged(block, list, size);
 }
 
 static __attribute__((noinline)) void *from_glibc(size_t size, size_t alignment, int zeroed) {
@@ -91,12 +147,13 @@ static inline __attribute__((always_inline)) void *serve(size_t size, size_t roo
     struct object *object = lists[list];
     if (LIKELY(object != NULL)) {
         lists[list] = object->next;
-        tag_of(object)->size = (uint32_t)size;
         if (zeroed) memset(object, 0, size);
-        return object;
+        return tagged(object, list, size);
     }
-    void *block = fresh(units, list, size);
-    return block ? block : from_glibc(size, UNIT, zeroed);
+    int dirty = 1;
+    void *block = fresh(units, list, size, &dirty);
+    if (!block) return from_glibc(size, UNIT, zeroed);
+    return zeroed && dirty ? memset(block, 0, size) : block;
 }
 
 void *malloc(size_t size) { return serve(size, size, 0); }
@@ -116,14 +173,31 @@ static void *allocate(size_t size, size_t alignment, int zeroed) {
     return from_glibc(size, alignment, zeroed);
 }
 
+static __attribute__((noinline)) void free_of_other(struct object *object) {
+    size_t list = tag_of(object)->place % LISTS;
+    struct chain *chain = &chains[list];
+    object->next = chain->first;
+    if (!chain->first) chain->last = object;
+    chain->first = object;
+    if (++chain->length < MOST) return;
+    share(list, chain->first, chain->last);
+    *chain = (struct chain){0};
+}
+
 void free(void *block) {
     if (UNLIKELY(!in_arena(block))) {
         __libc_free(block);
         return;
     }
-    struct object *object = block, **list = &lists[tag_of(block)->list];
-    object->next = *list;
-    *list = object;
+    struct object *object = block;
+    // Less than 256 only if the thread is this one.
+    uint32_t list = tag_of(block)->place ^ own;
+    if (LIKELY(list < LISTS)) {
+        object->next = lists[list];
+        lists[list] = object;
+    } else {
+        free_of_other(object);
+    }
 }
 
 void *realloc(void *block, size_t size) {
@@ -135,7 +209,7 @@ void *realloc(void *block, size_t size) {
     if (!in_arena(block)) return __libc_realloc(block, size);
     struct tag *tag = tag_of(block);
     size_t units = (size + sizeof(struct tag) + UNIT - 1) / UNIT;
-    if (size < (size_t)1 << 31 && list_of(&units) == tag->list) {
+    if (size < (size_t)1 << 31 && list_of(&units) == tag->place % LISTS) {
         tag->size = (uint32_t)size;
         return block;
     }

@@ -54,6 +54,10 @@ struct Floor {
     plan: &'static str,
 }
 
+/// A subject that takes less than this part of the fastest oracle's time shows that the oracle's
+/// time is no floor.
+const MIN_RATIO: f64 = 0.97;
+
 /// Returns the fastest oracle, or the reason why there is none. `replays`, `names` and `served` have
 /// the oracles' results in the same order.
 fn floor(
@@ -96,7 +100,16 @@ pub fn all(
     names: &[&'static str],
     served: &[Vec<Served>],
 ) -> Vec<Row> {
-    let floor = floor(replays, names, served);
+    let floor = floor(replays, names, served).and_then(|floor| {
+        let faster = rows.iter().find(|row| {
+            row.seconds
+                .is_some_and(|ours| ours < floor.seconds * MIN_RATIO)
+        });
+        match faster {
+            Some(row) => Err(format!("{} is faster than each oracle", row.subject)),
+            None => Ok(floor),
+        }
+    });
     let note = recorded.note.as_ref().or(floor.as_ref().err());
     let live = (recorded.peak_live > 0).then(|| recorded.peak_live.next_multiple_of(PAGE));
     // With huge pages, more of the arena is resident than the objects touch.

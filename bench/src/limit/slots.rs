@@ -10,7 +10,7 @@ use super::plan::{Place, Placer, Want};
 use std::collections::{HashMap, HashSet, VecDeque};
 
 /// Events between a free in another thread and the next use of the slot.
-const MARGIN: u32 = 1000;
+const MARGIN: u32 = 10_000;
 /// Up to this many units, each number of units has slots of its own.
 const EXACT: u32 = 64;
 /// From this many units on, a slot is not part of a thread's chunk.

@@ -141,7 +141,7 @@ fn notes(rows: &[Row]) -> Vec<String> {
     let mut lines = Vec::new();
     for program in programs(rows) {
         if let Some(note) = first(rows, program).and_then(|row| row.note.as_ref()) {
-            lines.push(format!("note: {program} has no plan: {note}"));
+            lines.push(format!("note: {program}: {note}"));
         }
     }
     for row in rows {
