@@ -23,9 +23,9 @@
 #define HIDDEN __attribute__((visibility("hidden")))
 #define QUICK __thread __attribute__((tls_model("initial-exec")))
 
-// The variable that names the folder of recordings, plans and reports. The names of all folders have
-// the same length, and so have the paths of the libraries: a program that copies its environment
-// must allocate alike in each run.
+// The variable that names the folder of recordings, plans and reports. The names of all folders
+// have the same length, and so have the paths of the libraries: a program that copies its
+// environment must allocate alike in each run.
 #define FOLDER_VARIABLE "PINFOLD_LIMIT"
 
 // glibc's own functions.
@@ -93,8 +93,8 @@ static size_t peak(void) {
 }
 
 // Writes PINFOLD_LIMIT/<process id>.out at the end of a process: the allocations that glibc served,
-// the resident memory of the library's own and of glibc's heap, the peak of resident memory, and the
-// time that the library took for what no allocator does. `begin` is when the report began.
+// the resident memory of the library's own and of glibc's heap, the peak of resident memory, and
+// the time that the library took for what no allocator does. `begin` is when the report began.
 static __attribute__((unused)) void write_report(uint64_t by_glibc, size_t own, uint64_t setup_ns,
                                                  uint64_t begin) {
     struct mallinfo2 fallen = by_glibc ? mallinfo2() : (struct mallinfo2){0};

@@ -1,5 +1,5 @@
-// How the recorder and the oracle name a process and its threads, so that a replay finds the plan that
-// a recording led to.
+// How the recorder and the oracle name a process and its threads, so that a replay finds the plan
+// that a recording led to.
 //
 // A process is named by a hash of its command line. The first thread that allocates has the name 1.
 // Any other thread is named by its parent's name and by how many threads the parent started before,

@@ -23,7 +23,7 @@
 // allocation's kind is 0, so an entry of another kind equals no size that an allocator could serve.
 typedef uint64_t entry;
 #define SIZE ((entry)UINT32_MAX)
-// Of an allocation: nothing has used the memory before. Of a reallocation: the object does not move.
+// Of an allocation: nothing has used the memory before. Of a reallocation: the object stays.
 #define FRESH ((entry)1 << 32)
 #define CONTESTED ((entry)1 << 33)
 #define KIND ((entry)3 << 62)

@@ -1,11 +1,11 @@
 // The recorder: a library for LD_PRELOAD that writes down each call of the malloc family.
 //
-// Each process writes a file of its own, PINFOLD_LIMIT/<process id>.rec: a header, and then an event
-// of 16 bytes for each call. An atomic counter orders the events of all threads: an allocation takes
-// its number after it has the memory, and a free before it gives the memory back. So the events of
-// objects that were at the same address never overlap. The file ends with empty events, which have
-// no alignment. The number of its allocation names an object.
-// A small head in front of each object holds that name.
+// Each process writes a file of its own, PINFOLD_LIMIT/<process id>.rec: a header, and then an
+// event of 16 bytes for each call. An atomic counter orders the events of all threads: an
+// allocation takes its number after it has the memory, and a free before it gives the memory back.
+// So the events of objects that were at the same address never overlap. The file ends with empty
+// events, which have no alignment. The number of its allocation names an object. A small head in
+// front of each object holds that name.
 //
 // A child of fork that does not exec is not recorded.
 #include "names.h"

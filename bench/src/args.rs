@@ -204,8 +204,8 @@ pub struct WholeArgs {
     pub output: Output,
 }
 
-/// Time and memory of whole programs, divided by the least that an allocator could reach: time under
-/// an allocator that knows the program's calls in advance, and live bytes.
+/// Time and memory of whole programs, divided by the least that an allocator could reach: time
+/// under an allocator that knows the program's calls in advance, and live bytes.
 #[derive(Debug, ClapArgs)]
 pub struct LimitArgs {
     /// Programs, separated by commas; `all`, `loads`, `real` and `attacks` stand for several.

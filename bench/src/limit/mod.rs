@@ -3,10 +3,10 @@
 //!
 //! For each program:
 //!
-//! 1. [`replay`] runs the program under a recorder, which writes down its calls. [`recording`] reads
-//!    them.
-//! 2. [`plan`] computes an address for each object. It knows all sizes and lifetimes. [`packed`] and
-//!    [`slots`] are two ways to choose addresses.
+//! 1. [`replay`] runs the program under a recorder, which writes down its calls. [`recording`]
+//!    reads them.
+//! 2. [`plan`] computes an address for each object. It knows all sizes and lifetimes. [`packed`]
+//!    and [`slots`] are two ways to choose addresses.
 //! 3. [`replay`] runs the program under an oracle, which hands out these addresses and does nothing
 //!    else. A program whose calls differ from run to run has only the allocator without bookkeeping
 //!    instead (`bench/limit/lists.c`). The fastest time is the floor. The subjects run in the same

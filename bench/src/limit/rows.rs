@@ -58,8 +58,8 @@ struct Floor {
 /// time is no floor.
 const MIN_RATIO: f64 = 0.97;
 
-/// Returns the fastest oracle, or the reason why there is none. `replays`, `names` and `served` have
-/// the oracles' results in the same order.
+/// Returns the fastest oracle, or the reason why there is none. `replays`, `names` and `served`
+/// have the oracles' results in the same order.
 fn floor(
     replays: &[WholeRow],
     names: &[&'static str],
@@ -106,7 +106,10 @@ pub fn all(
                 .is_some_and(|ours| ours < floor.seconds * MIN_RATIO)
         });
         match faster {
-            Some(row) => Err(format!("{} is faster than each oracle", row.subject)),
+            Some(row) => Err(format!(
+                "{} is faster than the fastest oracle, {} with {:.3} s",
+                row.subject, floor.plan, floor.seconds
+            )),
             None => Ok(floor),
         }
     });

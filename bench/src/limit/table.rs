@@ -239,3 +239,45 @@ pub fn plot_saved(run: &str) -> Result<String> {
         },
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Makes a row of a real program that takes `over_floor` times the floor's time.
+    fn row(subject: &str, over_floor: Option<f64>, live: u64) -> Row {
+        Row {
+            subject: subject.to_owned(),
+            program: "lua",
+            kind: "real",
+            over_floor,
+            live_bytes: Some(live),
+            over_live: Some(1.5),
+            is_pinfold: subject.starts_with("pinfold"),
+            ..Row::default()
+        }
+    }
+
+    #[test]
+    fn goals_cover_builds_of_pinfold_and_name_the_programs_that_miss() {
+        let rows = [
+            row("pinfold", Some(1.01), SMALL + 1),
+            row("glibc", Some(2.0), 1),
+        ];
+        let lines = verdicts(&rows).join("\n");
+        assert!(lines.contains("floor of real programs 1.010 over 1 programs, at most 1.02: met"));
+        assert!(lines.contains("miss pinfold: lua needs 1.500 x its live bytes"));
+        assert!(
+            !lines.contains("glibc") && !lines.contains("takes"),
+            "{lines}"
+        );
+    }
+
+    #[test]
+    fn the_plot_leaves_out_programs_without_a_floor() {
+        let rows = [row("pinfold", Some(1.1), 1), row("glibc", None, 1)];
+        let run = serde_json::json!({ "rows": rows }).to_string();
+        // The mean, and the program.
+        assert_eq!(plot_saved(&run).unwrap().matches("<circle").count(), 2);
+    }
+}
