@@ -65,7 +65,7 @@ impl Placer for Packed {
             start.next_multiple_of(alignment) - start + units <= length
         };
         let mut holes = self.by_length.range((units, 0)..).take(TRIES);
-        if let Some(&(length, start)) = holes.by_ref().find(|hole| fits(&hole)) {
+        if let Some(&(length, start)) = holes.find(fits) {
             let place = start.next_multiple_of(alignment);
             self.cut(start, length, place, units);
             return Place {
