@@ -23,6 +23,7 @@ pub enum Command {
     Counter(CounterArgs),
     Percpu(PercpuArgs),
     Whole(WholeArgs),
+    Limit(LimitArgs),
     Musl(MuslArgs),
     Plot(PlotArgs),
     #[command(hide = true)]
@@ -81,8 +82,8 @@ pub struct MuslArgs {
     pub output: Output,
 }
 
-/// Draws a file that `--save` or `--json` of `slab` or `whole` wrote, as SVG: the single-threaded
-/// figures of `slab`, or time against memory.
+/// Draws a file that `--save` or `--json` of `slab`, `whole` or `limit` wrote, as SVG: the
+/// single-threaded figures of `slab`, or time against memory.
 #[derive(Debug, ClapArgs)]
 pub struct PlotArgs {
     /// The saved file.
@@ -190,9 +191,35 @@ pub struct PercpuArgs {
 /// Time and memory of whole programs that run on each allocator by LD_PRELOAD.
 #[derive(Debug, ClapArgs)]
 pub struct WholeArgs {
-    /// Programs, separated by commas; `all`, `loads` and `real` stand for several.
+    /// Programs, separated by commas; `all`, `loads`, `real` and `attacks` stand for several.
     #[arg(long, value_delimiter = ',', default_value = "all")]
     pub programs: Vec<String>,
+    /// Seconds after a load's work until its settled memory is read, in the first round; 0 to leave
+    /// this out.
+    #[arg(long, default_value_t = 2.0, value_parser = settle)]
+    pub settle: f64,
+    #[command(flatten)]
+    pub setup: WholeSetup,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// Time and memory of whole programs, divided by the least that an allocator could reach: time
+/// under an allocator that knows the program's calls in advance, and live bytes.
+#[derive(Debug, ClapArgs)]
+pub struct LimitArgs {
+    /// Programs, separated by commas; `all`, `loads`, `real` and `attacks` stand for several.
+    #[arg(long, value_delimiter = ',', default_value = "all,attacks")]
+    pub programs: Vec<String>,
+    #[command(flatten)]
+    pub setup: WholeSetup,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// How whole programs run.
+#[derive(Debug, ClapArgs)]
+pub struct WholeSetup {
     /// Subjects, separated by commas; NAME=PATH is a shared library of your own. A name that begins
     /// with `pinfold` marks a build of Pinfold.
     #[arg(
@@ -211,18 +238,12 @@ pub struct WholeArgs {
     /// Threads of programs that have several (default: number of CPUs that this process may use).
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: Option<u32>,
-    /// Seconds after a load's work until its settled memory is read, in the first round; 0 to leave
-    /// this out.
-    #[arg(long, default_value_t = 2.0, value_parser = settle)]
-    pub settle: f64,
     /// Seconds that a program may take before it is killed.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
     /// Folder for libraries, loads and input (default: target/whole).
     #[arg(long, value_name = "FOLDER")]
     pub cache: Option<PathBuf>,
-    #[command(flatten)]
-    pub output: Output,
 }
 
 fn settle(text: &str) -> Result<f64, String> {

@@ -2,12 +2,14 @@
 //!
 //! `slab` prints cycles per operation, `memory` the memory that a thousand threads leave, `counter`
 //! the cost of counters, `percpu` the cost of per-CPU operations, `whole` the cost of whole
-//! programs, and `musl` that of programs with musl.
+//! programs, `limit` how far that is from the least possible, and `musl` the cost of programs with
+//! musl.
 
 mod args;
 mod built;
 mod child;
 mod counter;
+mod limit;
 mod machine;
 mod memory;
 mod musl;
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
         Command::Counter(args) => counter::run(&args).map(done),
         Command::Percpu(args) => percpu::run(&args).map(done),
         Command::Whole(args) => whole::run(&args),
+        Command::Limit(args) => limit::run(&args),
         Command::Musl(args) => musl::run(&args).map(done),
         Command::SlabChild(args) => child::serve(&args).map(done),
         Command::MemoryChild(args) => memory::child::measure(&args).map(done),
@@ -62,7 +65,8 @@ fn plot(args: &PlotArgs) -> Result<()> {
     let drawn = match kind.bench.as_str() {
         "slab" => slab::plot_saved(&text),
         "whole" => whole::plot_saved(&text),
-        other => bail!("{run} has figures of {other}; give one of slab or whole"),
+        "limit" => limit::plot_saved(&text),
+        other => bail!("{run} has figures of {other}; give one of slab, whole or limit"),
     };
     let drawn = drawn.with_context(|| format!("reading the rows of {run}"))?;
     pinfold_lab::output::write("the plot", &args.picture, drawn.as_bytes())

@@ -6,15 +6,15 @@
 //! 3. [`rows`] takes the medians of the rounds. [`table`] shows them.
 
 mod input;
-mod launch;
-mod prepare;
-mod programs;
-mod redis;
-mod rows;
-mod subjects;
-mod table;
+pub mod launch;
+pub mod prepare;
+pub mod programs;
+pub mod redis;
+pub mod rows;
+pub mod subjects;
+pub mod table;
 
-use crate::args::WholeArgs;
+use crate::args::{WholeArgs, WholeSetup};
 use crate::machine::Machine;
 use anyhow::{Result, ensure};
 use launch::Sample;
@@ -39,14 +39,22 @@ pub struct Settings {
 
 /// All results of one program under one subject: a sample for each round, or the reason for the
 /// failure.
-type Results = Result<Vec<Sample>, String>;
+pub type Results = Result<Vec<Sample>, String>;
 
-/// Measures as `args` say, and delivers the results. The exit status is a failure if a program
-/// failed under Pinfold.
-pub fn run(args: &WholeArgs) -> Result<ExitCode> {
-    let programs = programs::choose(&args.programs)?;
-    let specs = subjects::parse(&args.subjects, args.pinfold.as_deref())?;
-    let cache = Cache::open(args.cache.as_deref())?;
+/// What is needed to run programs under subjects.
+pub struct Prepared {
+    pub cache: Cache,
+    pub programs: Vec<Program>,
+    pub subjects: Vec<Subject>,
+    pub settings: Settings,
+}
+
+/// Prepares the programs that `names` ask for, and the subjects. Leaves out what it cannot prepare,
+/// with notes.
+pub fn prepare(names: &[String], setup: &WholeSetup, settle: f64) -> Result<Prepared> {
+    let programs = programs::choose(names)?;
+    let specs = subjects::parse(&setup.subjects, setup.pinfold.as_deref())?;
+    let cache = Cache::open(setup.cache.as_deref())?;
     let subjects = subjects::prepare(&cache, &specs)?;
     let programs = prepare::programs(&cache, programs);
     ensure!(
@@ -55,13 +63,31 @@ pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     );
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let settings = Settings {
-        threads: args.threads.unwrap_or(cpus as u32),
-        limit: args.limit,
-        settle: args.settle,
+        threads: setup.threads.unwrap_or(cpus as u32),
+        limit: setup.limit,
+        settle,
     };
-    let results = measure(&cache, &programs, &subjects, settings, args.rounds);
+    Ok(Prepared {
+        cache,
+        programs,
+        subjects,
+        settings,
+    })
+}
+
+/// Measures as `args` say, and delivers the results. The exit status is a failure if a program
+/// failed under Pinfold.
+pub fn run(args: &WholeArgs) -> Result<ExitCode> {
+    let rounds = args.setup.rounds;
+    let Prepared {
+        cache,
+        programs,
+        subjects,
+        settings,
+    } = prepare(&args.programs, &args.setup, args.settle)?;
+    let results = measure(&cache, &programs, &subjects, settings, rounds);
     let rows = rows::all(&programs, &subjects, settings.threads, &results);
-    let text = || table::text(&rows, args.rounds);
+    let text = || table::text(&rows, rounds);
     (args.output).deliver("whole", &Machine::read(), &rows, text)?;
     let failed = rows.iter().any(|row| row.is_pinfold && row.error.is_some());
     Ok(ExitCode::from(u8::from(failed)))

@@ -19,6 +19,8 @@ pub struct Program {
     pub what: &'static str,
     /// Whether the program has as many threads as the run asks for. Otherwise it has one.
     pub threaded: bool,
+    /// Whether the program is made to waste an allocator's memory. `all` leaves it out.
+    pub attack: bool,
     /// The source in `bench/loads` that is compiled for a load. A real program has none.
     pub source: Option<&'static str>,
     pub defines: Vec<&'static str>,
@@ -159,13 +161,14 @@ pub fn all() -> Result<Vec<Program>> {
     serde_json::from_str(include_str!("../../programs.json")).context("bench/programs.json")
 }
 
-/// Returns the programs that `names` ask for, in the order of [`all`]. `all`, `loads` and `real`
-/// stand for several programs.
+/// Returns the programs that `names` ask for, in the order of [`all`]. `all`, `loads`, `real` and
+/// `attacks` stand for several programs; all but the last one leave out attacks.
 pub fn choose(names: &[String]) -> Result<Vec<Program>> {
     let all = all()?;
     let stands_for = |name: &str, program: &Program| match name {
-        "all" => true,
-        "loads" => program.source.is_some(),
+        "all" => !program.attack,
+        "loads" => program.source.is_some() && !program.attack,
+        "attacks" => program.attack,
         "real" => program.source.is_none(),
         name => program.name == name,
     };
@@ -173,7 +176,7 @@ pub fn choose(names: &[String]) -> Result<Vec<Program>> {
         if !all.iter().any(|program| stands_for(name, program)) {
             let known: Vec<_> = all.iter().map(|program| program.name).collect();
             bail!(
-                "program '{name}' is not known; give all, loads, real, or some of {}",
+                "program '{name}' is not known; give all, loads, real, attacks, or some of {}",
                 known.join(", ")
             );
         }
@@ -197,6 +200,7 @@ mod tests {
         let (loads, real) = (names(&["loads"]).unwrap(), names(&["real"]).unwrap());
         assert_eq!(names(&["all"]).unwrap(), [loads.clone(), real].concat());
         assert_eq!(names(&["loads", "larson"]).unwrap(), loads);
+        assert_eq!(names(&["attacks"]).unwrap(), ["robson", "ladder"]);
     }
 
     #[test]

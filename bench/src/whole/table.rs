@@ -5,6 +5,7 @@ use super::subjects::PROFILED;
 use anyhow::Result;
 use pinfold_lab::figures::{Panels, Plot, Series};
 use pinfold_lab::output::{Table, figure};
+use pinfold_lab::stats::geometric_mean;
 
 const MIB: f64 = (1 << 20) as f64;
 /// The bound on a program's time, as a multiple of the best peer's.
@@ -105,31 +106,54 @@ fn means(rows: &[Row]) -> String {
     )
 }
 
-/// Draws time against memory, relative to the base: a panel of the means, and one for each program.
+/// Draws time against memory, relative to the base.
 pub fn plot(rows: &[Row]) -> Result<String> {
+    panels(
+        ["time / glibc", "peak memory / glibc"],
+        &rows::programs(rows),
+        &rows::subjects(rows),
+        &|program, subject, cost| {
+            let base = cost.of(rows::find(rows, program, BASE)?)?;
+            Some(cost.of(rows::find(rows, program, subject)?)? / base)
+        },
+    )
+}
+
+/// Draws ratios of time against ratios of memory: a panel of the geometric means, and one for each
+/// program. `axes` names both ratios.
+pub fn panels(
+    axes: [&str; 2],
+    programs: &[&str],
+    subjects: &[&str],
+    ratio: &dyn Fn(&str, &str, Cost) -> Option<f64>,
+) -> Result<String> {
     let panel = |title, ratio: &dyn Fn(&str, Cost) -> Option<f64>| {
         let point = |subject| Some((ratio(subject, Cost::Time)?, ratio(subject, Cost::Memory)?));
-        let series = rows::subjects(rows).into_iter().map(|subject| Series {
+        let series = subjects.iter().map(|&subject| Series {
             name: subject.to_owned(),
             points: point(subject).into_iter().collect(),
         });
         Plot {
             title,
-            x: "time / glibc",
-            y: "peak memory / glibc",
+            x: axes[0],
+            y: axes[1],
             log_x: false,
             log_y: false,
             series: series.collect(),
         }
     };
-    let means = |subject: &str, cost| Some(rows::mean_ratio(rows, subject, BASE, cost)?.0);
+    let means = |subject: &str, cost| {
+        let ratios = programs
+            .iter()
+            .filter_map(|program| ratio(program, subject, cost));
+        let ratios: Vec<_> = ratios.collect();
+        (!ratios.is_empty()).then(|| geometric_mean(&ratios))
+    };
     let mut plots = vec![panel("geometric means", &means)];
-    for program in rows::programs(rows) {
-        let of = |subject: &str, cost: Cost| {
-            let base = cost.of(rows::find(rows, program, BASE)?)?;
-            Some(cost.of(rows::find(rows, program, subject)?)? / base)
-        };
-        plots.push(panel(program, &of));
+    for &program in programs {
+        plots.push(panel(program, &|subject, cost| {
+            ratio(program, subject, cost)
+        }));
     }
     Panels { columns: 3, plots }.svg()
 }
