@@ -41,6 +41,8 @@ pub mod settings;
 use core::alloc::{GlobalAlloc, Layout};
 use pinfold::internal::heap;
 
+#[doc(hidden)]
+pub use pinfold::internal::heap::scope::outside as outside_scopes;
 pub use pinfold::internal::heap::scope::scope;
 
 /// Functions that `pinfold-names` inlines into `malloc`, `free` and the operators.

@@ -14,8 +14,7 @@ use crate::next::Next;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::{AcqRel, Acquire};
-use pinfold::internal::heap::scope;
-use pinfold_malloc::{background, c};
+use pinfold_malloc::{background, c, outside_scopes};
 
 /// The function of a thread. `pthread_exit` may unwind out of it.
 type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
@@ -105,7 +104,7 @@ pub unsafe extern "C" fn pthread_create(
     // The C library keeps memory that it allocates here, and uses it for later threads. So it must
     // not come from the heap of a scope.
     // SAFETY: the caller passes on what it promises.
-    scope::outside(|| unsafe { create(thread, attributes, start, argument) })
+    outside_scopes(|| unsafe { create(thread, attributes, start, argument) })
 }
 
 /// # Safety

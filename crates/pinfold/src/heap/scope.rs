@@ -128,6 +128,8 @@ fn alloc_from(heap: &'static State, ask: Ask) -> *mut u8 {
 ///
 /// The caller owns `block`, which came from this module or from a heap. If the result is another
 /// address, the caller uses only that one.
+// Not inlined, so that its variables take no stack in `realloc::realloc`, which goes deep.
+#[inline(never)]
 pub(super) unsafe fn realloc(block: *mut u8, size: usize, align: usize) -> Option<*mut u8> {
     // SAFETY: the caller owns the block.
     let heap = unsafe { crate::heaps::state_of(block) }?;
