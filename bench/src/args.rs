@@ -23,6 +23,7 @@ pub enum Command {
     Counter(CounterArgs),
     Percpu(PercpuArgs),
     Whole(WholeArgs),
+    Latency(LatencyArgs),
     Musl(MuslArgs),
     Plot(PlotArgs),
     #[command(hide = true)]
@@ -187,12 +188,9 @@ pub struct PercpuArgs {
     pub output: Output,
 }
 
-/// Time and memory of whole programs that run on each allocator by LD_PRELOAD.
+/// The allocators that programs are started with.
 #[derive(Debug, ClapArgs)]
-pub struct WholeArgs {
-    /// Programs, separated by commas; `all`, `loads` and `real` stand for several.
-    #[arg(long, value_delimiter = ',', default_value = "all")]
-    pub programs: Vec<String>,
+pub struct Preloaded {
     /// Subjects, separated by commas; NAME=PATH is a shared library of your own. A name that begins
     /// with `pinfold` marks a build of Pinfold.
     #[arg(
@@ -205,6 +203,19 @@ pub struct WholeArgs {
     /// The shared library for `pinfold-malloc` (default: built from this workspace).
     #[arg(long, value_name = "PATH")]
     pub pinfold: Option<PathBuf>,
+    /// Folder for libraries, loads and input (default: target/whole).
+    #[arg(long, value_name = "FOLDER")]
+    pub cache: Option<PathBuf>,
+}
+
+/// Time and memory of whole programs that run on each allocator by LD_PRELOAD.
+#[derive(Debug, ClapArgs)]
+pub struct WholeArgs {
+    /// Programs, separated by commas; `all`, `loads` and `real` stand for several.
+    #[arg(long, value_delimiter = ',', default_value = "all")]
+    pub programs: Vec<String>,
+    #[command(flatten)]
+    pub preloaded: Preloaded,
     /// Number of times each program runs under each subject; the result is the median.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
@@ -218,9 +229,32 @@ pub struct WholeArgs {
     /// Seconds that a program may take before it is killed.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
-    /// Folder for libraries, loads and input (default: target/whole).
-    #[arg(long, value_name = "FOLDER")]
-    pub cache: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// Times of single calls of malloc and free, from the median to the longest, by LD_PRELOAD.
+#[derive(Debug, ClapArgs)]
+pub struct LatencyArgs {
+    #[command(flatten)]
+    pub preloaded: Preloaded,
+    /// Seconds that the load runs in each round.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+    /// Number of times that the load runs under each subject; the figures are medians.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Also measure while the kernel has to reclaim memory for every page that it gives out.
+    #[arg(long)]
+    pub pressure: bool,
+    /// Threads for each CPU, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,4",
+        value_parser = clap::value_parser!(u32).range(1..=64)
+    )]
+    pub threads_per_cpu: Vec<u32>,
     #[command(flatten)]
     pub output: Output,
 }

@@ -2,12 +2,13 @@
 //!
 //! `slab` prints cycles per operation, `memory` the memory that a thousand threads leave, `counter`
 //! the cost of counters, `percpu` the cost of per-CPU operations, `whole` the cost of whole
-//! programs, and `musl` that of programs with musl.
+//! programs, `latency` the times of single calls, and `musl` the cost of programs with musl.
 
 mod args;
 mod built;
 mod child;
 mod counter;
+mod latency;
 mod machine;
 mod memory;
 mod musl;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         Command::Counter(args) => counter::run(&args).map(done),
         Command::Percpu(args) => percpu::run(&args).map(done),
         Command::Whole(args) => whole::run(&args),
+        Command::Latency(args) => latency::run(&args).map(done),
         Command::Musl(args) => musl::run(&args).map(done),
         Command::SlabChild(args) => child::serve(&args).map(done),
         Command::MemoryChild(args) => memory::child::measure(&args).map(done),

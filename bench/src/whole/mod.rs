@@ -6,12 +6,12 @@
 //! 3. [`rows`] takes the medians of the rounds. [`table`] shows them.
 
 mod input;
-mod launch;
-mod prepare;
-mod programs;
+pub mod launch;
+pub mod prepare;
+pub mod programs;
 mod redis;
 mod rows;
-mod subjects;
+pub mod subjects;
 mod table;
 
 use crate::args::WholeArgs;
@@ -45,9 +45,7 @@ type Results = Result<Vec<Sample>, String>;
 /// failed under Pinfold.
 pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     let programs = programs::choose(&args.programs)?;
-    let specs = subjects::parse(&args.subjects, args.pinfold.as_deref())?;
-    let cache = Cache::open(args.cache.as_deref())?;
-    let subjects = subjects::prepare(&cache, &specs)?;
+    let (cache, subjects) = subjects::open(&args.preloaded)?;
     let programs = prepare::programs(&cache, programs);
     ensure!(
         !programs.is_empty() && !subjects.is_empty(),
