@@ -3,7 +3,7 @@
 use crate::counter::subjects::Name as CounterName;
 use crate::memory::Variant;
 use crate::results::Output;
-use crate::subjects::SubjectName;
+use crate::subjects::{Group, SubjectName};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use pinfold_lab::Scenario;
 use std::path::PathBuf;
@@ -52,9 +52,15 @@ pub struct SlabArgs {
     /// Number of times each cell is measured; the result is the median.
     #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Subjects, separated by commas.
-    #[arg(long, value_delimiter = ',', default_values_t = SubjectName::ALL)]
-    pub subjects: Vec<SubjectName>,
+    /// Subjects, separated by commas; `allocators` and `pools` stand for several. Pools are only
+    /// measured at 64, 256 and 1024 bytes.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME",
+        default_value = "allocators"
+    )]
+    pub subjects: Vec<Group>,
     #[command(flatten)]
     pub setup: Setup,
     #[command(flatten)]
@@ -106,7 +112,7 @@ pub struct SlabChildArgs {
 #[derive(Debug, ClapArgs)]
 pub struct MemoryArgs {
     /// Subjects, separated by commas.
-    #[arg(long, value_delimiter = ',', default_values_t = SubjectName::ALL.into_iter().skip(1))]
+    #[arg(long, value_delimiter = ',', default_values_t = SubjectName::ALLOCATORS[1..].to_vec())]
     pub subjects: Vec<SubjectName>,
     /// Variants, separated by commas.
     #[arg(long, value_delimiter = ',', default_values_t = Variant::ALL)]
