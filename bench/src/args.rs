@@ -3,7 +3,7 @@
 use crate::counter::subjects::Name as CounterName;
 use crate::memory::Variant;
 use crate::results::Output;
-use crate::subjects::SubjectName;
+use crate::subjects::{Group, SubjectName};
 use clap::{Args as ClapArgs, Parser, Subcommand};
 use pinfold_lab::Scenario;
 use std::path::PathBuf;
@@ -24,6 +24,7 @@ pub enum Command {
     Percpu(PercpuArgs),
     Whole(WholeArgs),
     Limit(LimitArgs),
+    Latency(LatencyArgs),
     Musl(MuslArgs),
     Plot(PlotArgs),
     #[command(hide = true)]
@@ -52,9 +53,15 @@ pub struct SlabArgs {
     /// Number of times each cell is measured; the result is the median.
     #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Subjects, separated by commas.
-    #[arg(long, value_delimiter = ',', default_values_t = SubjectName::ALL)]
-    pub subjects: Vec<SubjectName>,
+    /// Subjects, separated by commas; `allocators` and `pools` stand for several. Pools are only
+    /// measured at 64, 256 and 1024 bytes.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME",
+        default_value = "allocators"
+    )]
+    pub subjects: Vec<Group>,
     #[command(flatten)]
     pub setup: Setup,
     #[command(flatten)]
@@ -106,7 +113,7 @@ pub struct SlabChildArgs {
 #[derive(Debug, ClapArgs)]
 pub struct MemoryArgs {
     /// Subjects, separated by commas.
-    #[arg(long, value_delimiter = ',', default_values_t = SubjectName::ALL.into_iter().skip(1))]
+    #[arg(long, value_delimiter = ',', default_values_t = SubjectName::ALLOCATORS[1..].to_vec())]
     pub subjects: Vec<SubjectName>,
     /// Variants, separated by commas.
     #[arg(long, value_delimiter = ',', default_values_t = Variant::ALL)]
@@ -188,6 +195,26 @@ pub struct PercpuArgs {
     pub output: Output,
 }
 
+/// The allocators that programs are started with.
+#[derive(Debug, ClapArgs)]
+pub struct Preloaded {
+    /// Subjects, separated by commas; NAME=PATH is a shared library of your own. A name that begins
+    /// with `pinfold` marks a build of Pinfold.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "NAME[=PATH]",
+        default_value = "pinfold-malloc,glibc,mimalloc,mimalloc2,jemalloc,tcmalloc,snmalloc,rpmalloc"
+    )]
+    pub subjects: Vec<String>,
+    /// The shared library for `pinfold-malloc` (default: built from this workspace).
+    #[arg(long, value_name = "PATH")]
+    pub pinfold: Option<PathBuf>,
+    /// Folder for libraries, loads and input (default: target/whole).
+    #[arg(long, value_name = "FOLDER")]
+    pub cache: Option<PathBuf>,
+}
+
 /// Time and memory of whole programs that run on each allocator by LD_PRELOAD.
 #[derive(Debug, ClapArgs)]
 pub struct WholeArgs {
@@ -220,18 +247,8 @@ pub struct LimitArgs {
 /// How whole programs run.
 #[derive(Debug, ClapArgs)]
 pub struct WholeSetup {
-    /// Subjects, separated by commas; NAME=PATH is a shared library of your own. A name that begins
-    /// with `pinfold` marks a build of Pinfold.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "NAME[=PATH]",
-        default_value = "pinfold-malloc,glibc,mimalloc,mimalloc2,jemalloc,tcmalloc,snmalloc,rpmalloc"
-    )]
-    pub subjects: Vec<String>,
-    /// The shared library for `pinfold-malloc` (default: built from this workspace).
-    #[arg(long, value_name = "PATH")]
-    pub pinfold: Option<PathBuf>,
+    #[command(flatten)]
+    pub preloaded: Preloaded,
     /// Number of times each program runs under each subject; the result is the median.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
@@ -241,9 +258,32 @@ pub struct WholeSetup {
     /// Seconds that a program may take before it is killed.
     #[arg(long, default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
-    /// Folder for libraries, loads and input (default: target/whole).
-    #[arg(long, value_name = "FOLDER")]
-    pub cache: Option<PathBuf>,
+}
+
+/// Times of single calls of malloc and free, from the median to the longest, by LD_PRELOAD.
+#[derive(Debug, ClapArgs)]
+pub struct LatencyArgs {
+    #[command(flatten)]
+    pub preloaded: Preloaded,
+    /// Seconds that the load runs in each round.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+    /// Number of times that the load runs under each subject; the figures are medians.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+    /// Also measure while the kernel has to reclaim memory for every page that it gives out.
+    #[arg(long)]
+    pub pressure: bool,
+    /// Threads for each CPU, separated by commas.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "1,4",
+        value_parser = clap::value_parser!(u32).range(1..=64)
+    )]
+    pub threads_per_cpu: Vec<u32>,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 fn settle(text: &str) -> Result<f64, String> {

@@ -2,13 +2,14 @@
 //!
 //! `slab` prints cycles per operation, `memory` the memory that a thousand threads leave, `counter`
 //! the cost of counters, `percpu` the cost of per-CPU operations, `whole` the cost of whole
-//! programs, `limit` how far that is from the least possible, and `musl` the cost of programs with
-//! musl.
+//! programs, `limit` how far that is from the least possible, `latency` the times of single calls,
+//! and `musl` the cost of programs with musl.
 
 mod args;
 mod built;
 mod child;
 mod counter;
+mod latency;
 mod limit;
 mod machine;
 mod memory;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
         Command::Percpu(args) => percpu::run(&args).map(done),
         Command::Whole(args) => whole::run(&args),
         Command::Limit(args) => limit::run(&args),
+        Command::Latency(args) => latency::run(&args).map(done),
         Command::Musl(args) => musl::run(&args).map(done),
         Command::SlabChild(args) => child::serve(&args).map(done),
         Command::MemoryChild(args) => memory::child::measure(&args).map(done),

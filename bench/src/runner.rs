@@ -3,7 +3,9 @@
 
 use crate::args::Setup;
 use crate::child::Child;
-use crate::subjects::{Glibc, Jemalloc, Mimalloc, Rpmalloc, Snmalloc, SubjectName, Tcmalloc};
+use crate::subjects::{
+    Glibc, Jemalloc, Mimalloc, Rpmalloc, Snmalloc, SubjectName, Tcmalloc, pools,
+};
 use anyhow::Result;
 use pinfold_lab::{
     CMalloc, Measurable, PinfoldCache, PinfoldMalloc, Pool, Scenario, Timing, cache,
@@ -59,7 +61,7 @@ impl Runner for Local {
     fn measure(&mut self, cell: Cell) -> Result<Vec<Timing>> {
         let subject = match self.by_size.entry(cell.size) {
             Entry::Occupied(made) => made.into_mut(),
-            Entry::Vacant(place) => place.insert(make(self.name, cell.size)?),
+            Entry::Vacant(place) => place.insert(make(self.name, cell.size, self.pool.len())?),
         };
         subject.measure(cell.scenario, &self.pool, 0)
     }
@@ -71,8 +73,8 @@ impl Runner for Child {
     }
 }
 
-/// Makes the subject for objects of `size` bytes.
-fn make(name: SubjectName, size: usize) -> Result<Box<dyn Measurable>> {
+/// Makes the subject for objects of `size` bytes, for this many threads.
+fn make(name: SubjectName, size: usize, threads: usize) -> Result<Box<dyn Measurable>> {
     Ok(match name {
         SubjectName::PinfoldCache => Box::new(PinfoldCache(cache(size)?)),
         SubjectName::PinfoldMalloc => Box::new(CMalloc::<PinfoldMalloc>::new(size)),
@@ -84,5 +86,7 @@ fn make(name: SubjectName, size: usize) -> Result<Box<dyn Measurable>> {
         SubjectName::Tcmalloc | SubjectName::TcmallocPercpu => {
             Box::new(CMalloc::<Tcmalloc>::new(size))
         }
+        // One thread holds the objects of all others in `one_to_n`, and seven more in pairs.
+        _ => pools::make(name, size, (OBJECTS + 8) * threads, threads)?,
     })
 }

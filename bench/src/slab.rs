@@ -9,7 +9,7 @@ use crate::summary;
 use anyhow::{Result, ensure};
 use pinfold_lab::Pool;
 use pinfold_lab::bench::slab::{self, Test, draw, side_by_side, slab_test};
-use pinfold_lab::stats::{self, turns};
+use pinfold_lab::stats::{self, distinct, turns};
 use serde::Deserialize;
 use std::rc::Rc;
 
@@ -24,7 +24,7 @@ pub fn run(args: &SlabArgs) -> Result<()> {
         !cells.is_empty(),
         "nothing is left to measure; the notes above say what was left out and why"
     );
-    let mut runners = start_all(args, &pool, cells[0])?;
+    let mut runners = start_all(args, &pool, &cells)?;
 
     let mut rows = Rows::default();
     for round in 0..args.rounds as usize {
@@ -32,6 +32,9 @@ pub fn run(args: &SlabArgs) -> Result<()> {
             let threads = cell.scenario.threads(pool.len());
             for place in turns(runners.len(), round) {
                 let (subject, runner) = &mut runners[place];
+                if !subject.has_size(cell.size) {
+                    continue;
+                }
                 for timing in runner.measure(cell)? {
                     let test = Test::Of(cell.scenario);
                     rows.add(*subject, test, cell.size, timing, threads);
@@ -97,13 +100,14 @@ type Named = (SubjectName, Box<dyn Runner>);
 
 /// Makes a runner for each subject. Leaves out a subject whose process is not what its name says,
 /// with a note.
-fn start_all(args: &SlabArgs, pool: &Rc<Pool>, first: Cell) -> Result<Vec<Named>> {
+fn start_all(args: &SlabArgs, pool: &Rc<Pool>, cells: &[Cell]) -> Result<Vec<Named>> {
     let mut runners: Vec<Named> = Vec::new();
-    for &subject in &args.subjects {
-        if runners.iter().any(|(other, _)| *other == subject) {
+    for subject in distinct(args.subjects.iter().flat_map(|group| group.0.clone())) {
+        let Some(&first) = cells.iter().find(|cell| subject.has_size(cell.size)) else {
+            eprintln!("note: {subject} is left out: it has only objects of 64, 256 and 1024 bytes");
             continue;
-        }
-        if subject.environment().is_none() {
+        };
+        if !subject.needs_process() {
             child::ensure_environment(subject)?;
             runners.push((subject, Box::new(Local::new(subject, pool))));
             continue;

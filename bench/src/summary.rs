@@ -20,8 +20,11 @@ struct Ratio {
 }
 
 /// Formats a line for each of Pinfold's subjects, scenario and operation, and one for each target.
+///
+/// The targets are for comparisons with allocators, so there are none beside object pools.
 pub fn text(rows: &Rows) -> String {
     let mut text = String::new();
+    let has_pools = rows.0.iter().any(|row| row.subject.is_pool());
     for subject in [SubjectName::PinfoldCache, SubjectName::PinfoldMalloc] {
         let all = ratios(rows, subject);
         if all.is_empty() {
@@ -33,6 +36,9 @@ pub fn text(rows: &Rows) -> String {
         for of in rows.operations() {
             let name = format!("{}, {}", of.0.name(), of.1.name());
             text += &line(&name, &all, |ratio| (ratio.scenario, ratio.op) == of);
+        }
+        if has_pools {
+            continue;
         }
         let is_single = |ratio: &Ratio| ratio.scenario.least_threads() == 1;
         let (mean, cell) = match subject {

@@ -38,7 +38,7 @@ pub fn measure(args: &MemoryChildArgs) -> Result<()> {
         SubjectName::Rpmalloc => of::<Rpmalloc>(args)?,
         SubjectName::Glibc => of::<Glibc>(args)?,
         SubjectName::Tcmalloc | SubjectName::TcmallocPercpu => of::<Tcmalloc>(args)?,
-        SubjectName::PinfoldCache => bail!("a cache has objects of one size only"),
+        _ => bail!("a cache or a pool has objects of one size only"),
     };
     println!("{}", serde_json::to_string(&sizes)?);
     Ok(())

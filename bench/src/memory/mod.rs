@@ -68,7 +68,7 @@ pub fn run(args: &MemoryArgs) -> Result<()> {
     let mut rows = Vec::new();
     for &variant in &args.variant {
         for &subject in &args.subjects {
-            if subject == SubjectName::PinfoldCache {
+            if subject == SubjectName::PinfoldCache || subject.is_pool() {
                 eprintln!("note: {subject} is left out: it has objects of one size only");
                 continue;
             }

@@ -139,7 +139,7 @@ pub fn launcher(
 }
 
 /// Runs `call` to its end. Returns its cost and what the program wrote.
-fn start(
+pub fn start(
     cache: &Cache,
     call: &Call,
     subject: &Subject,

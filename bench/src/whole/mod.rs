@@ -53,9 +53,7 @@ pub struct Prepared {
 /// with notes.
 pub fn prepare(names: &[String], setup: &WholeSetup, settle: f64) -> Result<Prepared> {
     let programs = programs::choose(names)?;
-    let specs = subjects::parse(&setup.subjects, setup.pinfold.as_deref())?;
-    let cache = Cache::open(setup.cache.as_deref())?;
-    let subjects = subjects::prepare(&cache, &specs)?;
+    let (cache, subjects) = subjects::open(&setup.preloaded)?;
     let programs = prepare::programs(&cache, programs);
     ensure!(
         !programs.is_empty() && !subjects.is_empty(),

@@ -181,6 +181,15 @@ pub fn tool_or_install(name: &str, package: &str) -> Result<PathBuf> {
     tool(name).with_context(|| format!("the package {package} has no {name}"))
 }
 
+/// Installs a package if `/usr/include` lacks its header.
+pub fn header_or_install(header: &str, package: &str) -> Result<()> {
+    let path = Path::new("/usr/include").join(header);
+    if !path.is_file() {
+        install(package).with_context(|| format!("there is no {}", path.display()))?;
+    }
+    Ok(())
+}
+
 /// Finds a library in the dynamic linker's cache, and installs its package if it is missing.
 pub fn packaged_library(package: &str, library: &str) -> Result<PathBuf> {
     if let Some(path) = cached_library(library) {

@@ -1,6 +1,7 @@
 //! The subjects: shared libraries that programs are started with.
 
 use super::prepare::{self, Cache};
+use crate::args::Preloaded;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
@@ -25,7 +26,7 @@ pub struct Subject {
 
 /// An element of `--subjects`: a known name, or a name and a shared library.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Spec {
+struct Spec {
     name: String,
     path: Option<PathBuf>,
 }
@@ -61,7 +62,7 @@ pub const PROFILED: &str = "-profiled";
 /// The arguments that compile every peer from a crate.
 const COMMON: &str = "-O3 -DNDEBUG -fPIC -shared -ftls-model=initial-exec -pthread -w";
 
-pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
+fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
     let mut specs = Vec::new();
     let mut names = HashSet::new();
     for text in texts {
@@ -104,6 +105,14 @@ pub fn parse(texts: &[String], pinfold: Option<&Path>) -> Result<Vec<Spec>> {
     Ok(specs)
 }
 
+/// Opens the cache folder and prepares the subjects that the command line asks for.
+pub fn open(args: &Preloaded) -> Result<(Cache, Vec<Subject>)> {
+    let specs = parse(&args.subjects, args.pinfold.as_deref())?;
+    let cache = Cache::open(args.cache.as_deref())?;
+    let subjects = prepare(&cache, &specs)?;
+    Ok((cache, subjects))
+}
+
 /// Returns whether the subject `name` is this workspace's library.
 fn is_workspace(name: &str) -> bool {
     name.strip_suffix(PROFILED).unwrap_or(name) == "pinfold-malloc"
@@ -111,7 +120,7 @@ fn is_workspace(name: &str) -> bool {
 
 /// Finds or builds every subject's library. Leaves out a peer whose library is missing, with a
 /// note.
-pub fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {
+fn prepare(cache: &Cache, specs: &[Spec]) -> Result<Vec<Subject>> {
     let mut subjects = Vec::new();
     let probe = prepare::compile_load(cache, "probe", "probe.c", &[])?;
     for spec in specs {
