@@ -221,6 +221,9 @@ pub struct WholeArgs {
     /// Folder for libraries, loads and input (default: target/whole).
     #[arg(long, value_name = "FOLDER")]
     pub cache: Option<PathBuf>,
+    /// Only prepare the subjects, and print the name and the shared library of each.
+    #[arg(long)]
+    pub libraries: bool,
     #[command(flatten)]
     pub output: Output,
 }

@@ -48,6 +48,11 @@ pub fn run(args: &WholeArgs) -> Result<ExitCode> {
     let specs = subjects::parse(&args.subjects, args.pinfold.as_deref())?;
     let cache = Cache::open(args.cache.as_deref())?;
     let subjects = subjects::prepare(&cache, &specs)?;
+    if args.libraries {
+        let line = |one: &Subject| format!("{} {}\n", one.name, one.library.display());
+        pinfold_lab::output::print(&subjects.iter().map(line).collect::<String>())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let programs = prepare::programs(&cache, programs);
     ensure!(
         !programs.is_empty() && !subjects.is_empty(),
