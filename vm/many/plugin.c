@@ -40,7 +40,11 @@ struct cpu {
     struct counts counts[KINDS];
     enum kind inside; // the kind of the function that runs, else PROGRAM
     uint64_t base;    // the address of the return address of that function
-    uint64_t calls[DEPTH]; // the addresses of return addresses, outermost first
+    // The calls that have not returned, outermost first: where the return address is, and the
+    // call's own address.
+    struct {
+        uint64_t stack, code;
+    } calls[DEPTH];
     unsigned depth;
     unsigned turn; // the window of counting in which the above was used
 } __attribute__((aligned(128)));
@@ -65,7 +69,7 @@ struct place {
 
 struct site {
     uint64_t code, line;
-    uint32_t misses, upgrades, handovers;
+    uint32_t misses, upgrades, handovers, syscalls;
     uint8_t kind;
 };
 
@@ -129,8 +133,9 @@ static enum outcome access_line(struct line *line, unsigned cpu, bool is_store, 
     return outcome;
 }
 
-static void note_site(uint64_t code, uint64_t address, enum kind kind, enum outcome outcome,
-                      bool handover) {
+enum event { IS_MISS = 1, IS_UPGRADE = 2, IS_HANDOVER = 4, IS_SYSCALL = 8 };
+
+static void note_site(uint64_t code, uint64_t address, enum kind kind, int events) {
     uint64_t line = address & ~(uint64_t)63;
     uint64_t hash = (code * 31 + line) * 0x9e3779b97f4a7c15u + kind;
     pthread_mutex_lock(&sites_lock);
@@ -138,9 +143,10 @@ static void note_site(uint64_t code, uint64_t address, enum kind kind, enum outc
         struct site *site = &sites[((hash >> 40) + i) % SITES];
         if (!site->code) *site = (struct site){.code = code, .line = line, .kind = kind};
         if (site->code != code || site->line != line || site->kind != kind) continue;
-        site->misses += outcome == MISS;
-        site->upgrades += outcome == UPGRADE;
-        site->handovers += handover;
+        site->misses += !!(events & IS_MISS);
+        site->upgrades += !!(events & IS_UPGRADE);
+        site->handovers += !!(events & IS_HANDOVER);
+        site->syscalls += !!(events & IS_SYSCALL);
         pthread_mutex_unlock(&sites_lock);
         return;
     }
@@ -152,10 +158,12 @@ static void note_site(uint64_t code, uint64_t address, enum kind kind, enum outc
 static void follow_stack(struct cpu *cpu, const struct place *place, bool is_store,
                          uint64_t address) {
     if (place->is_call && is_store) {
-        if (cpu->depth == DEPTH) memmove(cpu->calls, cpu->calls + 1, --cpu->depth * sizeof address);
-        cpu->calls[cpu->depth++] = address;
+        if (cpu->depth == DEPTH)
+            memmove(cpu->calls, cpu->calls + 1, --cpu->depth * sizeof *cpu->calls);
+        cpu->calls[cpu->depth].stack = address;
+        cpu->calls[cpu->depth++].code = place->address;
     } else if (place->is_return && !is_store) {
-        while (cpu->depth && cpu->calls[cpu->depth - 1] <= address) cpu->depth--;
+        while (cpu->depth && cpu->calls[cpu->depth - 1].stack <= address) cpu->depth--;
         if (cpu->inside != PROGRAM && address == cpu->base) cpu->inside = PROGRAM;
     }
 }
@@ -188,7 +196,8 @@ static void on_access(unsigned index, MemInfo info, uint64_t address, void *data
         count->upgrades += outcome == UPGRADE;
     }
     if (outcome != HIT && cpu->inside != PROGRAM)
-        note_site(place->address, address, cpu->inside, outcome, handover);
+        note_site(place->address, address, cpu->inside,
+                  (outcome == MISS ? IS_MISS : IS_UPGRADE) | (handover ? IS_HANDOVER : 0));
     if (place->is_call || place->is_return) follow_stack(cpu, place, is_store, address);
 }
 
@@ -228,7 +237,7 @@ static void on_block(unsigned index, void *data) {
     if (load(block->function) && cpu->inside == PROGRAM && cpu->depth) {
         take_turn(index);
         cpu->inside = block->function - 1;
-        cpu->base = cpu->calls[cpu->depth - 1];
+        cpu->base = cpu->calls[cpu->depth - 1].stack;
         cpu->counts[cpu->inside].operations++;
     }
     cpu->counts[cpu->inside].instructions += block->instructions;
@@ -246,7 +255,13 @@ static void on_fence(unsigned index, void *data) {
 
 static void on_syscall(unsigned index, void *data) {
     (void)data;
-    if (load(state) == COUNT) cpus[index].counts[cpus[index].inside].syscalls++;
+    struct cpu *cpu = &cpus[index];
+    if (load(state) != COUNT) return;
+    cpu->counts[cpu->inside].syscalls++;
+    // The allocator may call the kernel through the C library, so its own last call says more than
+    // the address of this instruction.
+    if (cpu->inside != PROGRAM && cpu->depth)
+        note_site(cpu->calls[cpu->depth - 1].code, 0, cpu->inside, IS_SYSCALL);
 }
 
 static void on_idle(Id id, unsigned index) {
@@ -256,9 +271,10 @@ static void on_idle(Id id, unsigned index) {
 
 static int by_count(const void *a, const void *b) {
     const struct site *one = a, *other = b;
-    uint64_t left = (uint64_t)one->misses + one->upgrades;
-    uint64_t right = (uint64_t)other->misses + other->upgrades;
-    return (left < right) - (left > right);
+    uint64_t left = (uint64_t)one->misses + one->upgrades + one->syscalls;
+    uint64_t right = (uint64_t)other->misses + other->upgrades + other->syscalls;
+    if (left != right) return (left < right) - (left > right);
+    return (one->code < other->code) - (one->code > other->code);
 }
 
 static void report(void) {
@@ -279,8 +295,9 @@ static void report(void) {
     qsort(sites, SITES, sizeof *sites, by_count);
     fprintf(out, ",\"lost_sites\":%u,\"sites\":[", lost_sites);
     for (unsigned i = 0; i < SITES && sites[i].code; i++)
-        fprintf(out, "%s[%lu,%lu,\"%s\",%u,%u,%u]", i ? "," : "", sites[i].code, sites[i].line,
-                KIND_NAMES[sites[i].kind], sites[i].misses, sites[i].upgrades, sites[i].handovers);
+        fprintf(out, "%s[%lu,%lu,\"%s\",%u,%u,%u,%u]", i ? "," : "", sites[i].code,
+                sites[i].line, KIND_NAMES[sites[i].kind], sites[i].misses, sites[i].upgrades,
+                sites[i].handovers, sites[i].syscalls);
     fprintf(out, "]}\n");
     fflush(out);
     memset(sites, 0, sizeof sites);

@@ -84,14 +84,14 @@ pub const MACHINES: &[Machine] = &[
         about: "one node with 64 CPUs, which tick only if they have several threads",
         nodes: &[node(64, 3072)],
         distances: &[],
-        kernel: "nohz_full=1-63",
+        kernel: "nohz_full=1-63 lpj=4000000 tsc=reliable",
     },
     Machine {
         name: "cpus240",
         about: "one node with 240 CPUs, nearly as many as qemu 7.2 can emulate; as cpus64",
         nodes: &[node(240, 6144)],
         distances: &[],
-        kernel: "nohz_full=1-239",
+        kernel: "nohz_full=1-239 lpj=4000000 tsc=reliable",
     },
     Machine {
         name: "memoryless",

@@ -128,6 +128,8 @@ pub struct Site {
     pub name: String,
     pub transfers: u64,
     pub handovers: u64,
+    /// System calls that the instruction called.
+    pub syscalls: u64,
     /// How many lines these were, and the one that moved most often.
     pub lines: usize,
     pub line: u64,
@@ -183,7 +185,8 @@ impl Row {
         for site in report["sites"].as_array()? {
             let number = |at: usize| site[at].as_u64().unwrap_or(0);
             let (code, op) = (code(number(0)), site[2].as_str()?);
-            let (line, transfers, handovers) = (number(1), number(3) + number(4), number(5));
+            let (line, transfers) = (number(1), number(3) + number(4));
+            let (handovers, syscalls) = (number(5), number(6));
             match sites
                 .iter_mut()
                 .find(|site| site.code == code && site.op == op)
@@ -192,7 +195,8 @@ impl Row {
                 Some(site) => {
                     site.transfers += transfers;
                     site.handovers += handovers;
-                    site.lines += 1;
+                    site.syscalls += syscalls;
+                    site.lines += usize::from(transfers > 0);
                 }
                 None => sites.push(Site {
                     op: op.to_owned(),
@@ -200,13 +204,14 @@ impl Row {
                     name: String::new(),
                     transfers,
                     handovers,
-                    lines: 1,
+                    syscalls,
+                    lines: usize::from(transfers > 0),
                     line,
                     line_transfers: transfers,
                 }),
             }
         }
-        sites.sort_by_key(|site| std::cmp::Reverse(site.transfers));
+        sites.sort_by_key(|site| std::cmp::Reverse(site.transfers + site.syscalls));
         sites.truncate(SITES);
         Some(Row {
             load: cell.load,
@@ -232,6 +237,7 @@ impl Row {
                 "code": site.name,
                 "transfers": site.transfers,
                 "handovers": site.handovers,
+                "syscalls": site.syscalls,
                 "lines": site.lines,
                 "line": format!("{:#x}", site.line),
                 "line_transfers": site.line_transfers,

@@ -6,7 +6,7 @@ use std::fmt::Write;
 /// Pinfold's goal: at most so many transfers in so many operations.
 const GOAL: (f64, f64) = (2.0, 125.0);
 /// The sites of a row that are shown.
-const SHOWN: usize = 6;
+const SHOWN: usize = 10;
 
 /// Returns all tables.
 pub fn text(rows: &[Row]) -> String {
@@ -122,18 +122,15 @@ fn causes(text: &mut String, rows: &[Row]) {
             row.cpus,
             number(transfers)
         );
+        let share = |count: u64| number(GOAL.1 * both.each(count));
         for site in row.sites.iter().take(SHOWN) {
-            let share = |count: u64| number(GOAL.1 * both.each(count));
-            let _ = writeln!(
-                text,
-                "  {:>5} {} {} ({} lines, most {:#x}: {})",
-                share(site.transfers),
-                site.op,
-                site.name,
-                site.lines,
-                site.line,
-                share(site.line_transfers)
-            );
+            let (op, name, transfers) = (&site.op, &site.name, share(site.transfers));
+            let what = match (site.syscalls, site.lines) {
+                (0, 1) => format!("line {:#x}", site.line),
+                (0, lines) => format!("{lines} lines"),
+                (syscalls, _) => format!("{} system calls", share(syscalls)),
+            };
+            let _ = writeln!(text, "  {transfers:>5} {op}: {name} ({what})");
         }
     }
 }
