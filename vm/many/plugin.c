@@ -12,10 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 EXPORTED int qemu_plugin_version = 1;
 
-enum { CPUS = 256, FUNCTIONS = 64, DEPTH = 64, SITES = 1 << 16, PATIENCE = 2000 };
+enum { CPUS = 256, FUNCTIONS = 64, DEPTH = 64, SITES = 1 << 16 };
+// The most CPUs that take turns in order, and the longest wait for a turn, in microseconds.
+enum { ORDERED = 16, PATIENCE = 2000 };
 // Guest memory that is watched. Higher addresses count as never transferred.
 #define LINES (((uint64_t)16 << 30) / 64)
 
@@ -215,14 +218,33 @@ static void join_work(unsigned index) {
     if (load(clocks[index]) == IDLE) store(clocks[index], now == IDLE ? 0 : now);
 }
 
+static int64_t microseconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000 + now.tv_nsec / 1000;
+}
+
+// Returns whether another CPU comes before this one, which has begun `clock` operations. Few CPUs
+// take turns in the order of their numbers. Many CPUs would wait too long for each other, and go on
+// in any order.
+static bool is_another_first(unsigned index, uint32_t clock) {
+    bool is_ordered = cpu_count <= ORDERED;
+    for (unsigned i = 0; i < cpu_count; i++) {
+        uint32_t other = load(clocks[i]);
+        if (other < clock || (is_ordered && other == clock && i < index)) return true;
+    }
+    return false;
+}
+
 // Begins an operation. Lets other CPUs catch up first, so that operations of all CPUs alternate as
-// on a machine that runs all CPUs at the same time. Gives up after some time, because the slowest
-// CPU may wait for this one.
+// on a machine that runs all CPUs at the same time. Gives up after some time, because the other CPU
+// may wait until this one takes an interrupt.
 static void take_turn(unsigned index) {
     join_work(index);
-    uint32_t clock = load(clocks[index]) + 1;
-    store(clocks[index], clock);
-    for (int i = 0; i < PATIENCE && slowest() + 1 < clock; i++) sched_yield();
+    uint32_t clock = load(clocks[index]);
+    int64_t start = microseconds();
+    while (is_another_first(index, clock) && microseconds() - start < PATIENCE) sched_yield();
+    store(clocks[index], clock + 1);
 }
 
 static void on_block(unsigned index, void *data) {
@@ -234,6 +256,7 @@ static void on_block(unsigned index, void *data) {
         cpu->inside = PROGRAM;
         cpu->depth = 0;
     }
+if (load(block->function) && cpu->inside != PROGRAM && cpu->depth) { static int n; if (n++<40) fprintf(stderr,"DBG cpu %u blk %lx fn %d inside %d base %lx top %lx depth %u code %lx\n", index, block->address, block->function, cpu->inside, cpu->base, cpu->calls[cpu->depth-1].stack, cpu->depth, cpu->calls[cpu->depth-1].code); }
     if (load(block->function) && cpu->inside == PROGRAM && cpu->depth) {
         take_turn(index);
         cpu->inside = block->function - 1;
