@@ -183,7 +183,8 @@ static void on_access(unsigned index, MemInfo info, uint64_t address, void *data
         uint64_t line = qemu_plugin_hwaddr_phys_addr(physical) / 64;
         if (line < LINES) outcome = access_line(&lines[line], index, is_store, &foreign);
     }
-    if (!counts) return;
+    // An interrupt of user code stores to the kernel's stack.
+    if (!counts || (!place->is_kernel && address >> 47)) return;
     struct counts *count = &cpu->counts[cpu->inside];
     if (place->is_kernel) {
         count->kernel += outcome != HIT;
@@ -256,7 +257,6 @@ static void on_block(unsigned index, void *data) {
         cpu->inside = PROGRAM;
         cpu->depth = 0;
     }
-if (load(block->function) && cpu->inside != PROGRAM && cpu->depth) { static int n; if (n++<40) fprintf(stderr,"DBG cpu %u blk %lx fn %d inside %d base %lx top %lx depth %u code %lx\n", index, block->address, block->function, cpu->inside, cpu->base, cpu->calls[cpu->depth-1].stack, cpu->depth, cpu->calls[cpu->depth-1].code); }
     if (load(block->function) && cpu->inside == PROGRAM && cpu->depth) {
         take_turn(index);
         cpu->inside = block->function - 1;
