@@ -74,7 +74,7 @@ fn instructions(row: &Row) -> f64 {
     row.alloc.each(row.alloc.instructions) + row.free.each(row.free.instructions)
 }
 
-/// Measures slab_test's scenarios here and returns two tables: the model beside the clock on 2 CPUs,
+/// Measures slab_test's scenarios here and returns a table: the model beside the clock on 2 CPUs,
 /// and what the model predicts for more CPUs.
 pub fn text(rows: &[Row], subjects: &[Subject], program: &Path, objects: u32) -> Result<String> {
     let costs = Costs::measure()?;
