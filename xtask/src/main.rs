@@ -120,6 +120,7 @@ mod tests {
             "root --libc 2.43 -- target/release/pinfold-bench slab --sizes 64",
             "policy-tests",
             "many",
+            "many --check",
             "many --cpus 2,240 --subjects pinfold-malloc,glibc --loads remote,larson --save",
             "policy-tests --ltp /src/ltp --seconds 600 numactl/shmtest ltp/mbind",
         ] {

@@ -73,6 +73,9 @@ pub struct Args {
     /// Compares the counts on 2 CPUs with the time of the same loads on this machine.
     #[arg(long)]
     clock: bool,
+    /// Only checks that the plugin counts what an allocator of known behaviour does.
+    #[arg(long, exclusive = true)]
+    check: bool,
     /// Writes the counts below bench/runs/.
     #[arg(long)]
     save: bool,
@@ -120,14 +123,20 @@ impl Subject {
 
 pub fn main(args: &Args) -> Result<()> {
     tool("clang", "clang")?;
-    let subjects = subjects(args)?;
     let prepared = Prepared::new(Arch::X86, args.kernel.as_deref(), None)?;
     let folder = prepared.cache.join("many");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let plugin = folder.join("plugin.so");
-    let flags = ["-shared", "-fPIC", "-fvisibility=hidden"];
-    compile(Path::new("vm/many/plugin.c"), &plugin, &flags)?;
+    compile(
+        Path::new("vm/many/plugin.c"),
+        &plugin,
+        &["-shared", "-fPIC"],
+    )?;
     let programs = programs(&folder, &args.loads)?;
+    if args.check {
+        return check(args, &prepared, (&plugin, &programs));
+    }
+    let subjects = subjects(args)?;
     let cells = cells(args);
     let mut rows = Vec::new();
     for cpus in &args.cpus {
@@ -154,6 +163,51 @@ pub fn main(args: &Args) -> Result<()> {
     match rows.is_empty() {
         true => bail!("no load ended; the machine's output is above"),
         false => Ok(()),
+    }
+}
+
+/// Checks that the plugin counts a transfer and a hand-over for each operation of `check.c` if
+/// several CPUs work, and none if one CPU works.
+fn check(args: &Args, prepared: &Prepared, programs: (&Path, &[PathBuf])) -> Result<()> {
+    let library = prepared.cache.join("many/check.so");
+    compile(
+        Path::new("vm/many/check.c"),
+        &library,
+        &["-shared", "-fPIC"],
+    )?;
+    let subject = Subject {
+        name: "check".to_owned(),
+        library,
+    };
+    let cells = ["single", "concurrent"].map(|load| Cell {
+        load,
+        subject: subject.name.clone(),
+        size: Some(64),
+    });
+    let rows = count(args, prepared, programs, (&[subject], &cells), "8")?;
+    let mut wrong = Vec::new();
+    for cell in &cells {
+        let row = rows.iter().find(|row| row.load == cell.load);
+        let row = row.with_context(|| format!("{} did not end", cell.load))?;
+        let expected = f64::from(u8::from(cell.load == "concurrent"));
+        for (op, counts) in [("alloc", row.alloc), ("free", row.free)] {
+            for (what, count, expected) in [
+                ("transfers", counts.transfers(), expected),
+                ("hand-overs", counts.handovers, expected),
+                ("locked instructions", counts.locked, 1.0),
+            ] {
+                let each = counts.each(count);
+                println!("{} {op}: {each:.3} {what}, expected {expected}", cell.load);
+                // Another CPU may come before its turn when this one waits for an interrupt.
+                if (each - expected).abs() > 0.05 {
+                    wrong.push(format!("{} {op}", cell.load));
+                }
+            }
+        }
+    }
+    match wrong.is_empty() {
+        true => Ok(()),
+        false => bail!("wrong counts: {}; run again at rest", wrong.join(", ")),
     }
 }
 
