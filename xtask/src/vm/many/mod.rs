@@ -150,15 +150,15 @@ pub fn main(args: &Args) -> Result<()> {
     }
     symbols::name(&mut rows, &subjects)?;
     print!("{}", table::text(&rows));
+    if args.save {
+        println!("saved: {}", counts::save(&rows)?.display());
+    }
     if args.clock {
         let programs = folder.join("many");
         print!(
             "{}",
             model::text(&rows, &subjects, &programs, args.objects)?
         );
-    }
-    if args.save {
-        println!("saved: {}", counts::save(&rows)?.display());
     }
     match rows.is_empty() {
         true => bail!("no load ended; the machine's output is above"),

@@ -13,6 +13,7 @@ use super::counts::Row;
 use super::{CACHE, Subject};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use std::collections::HashMap;
 use std::fmt::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -28,27 +29,19 @@ struct Costs {
 }
 
 impl Costs {
-    /// Returns what `pinfold bench` measures before each run.
+    /// Returns what `pinfold-bench` measures before each run.
     fn measure() -> Result<Costs> {
         let said = Command::new(env!("CARGO"))
-            .args([
-                "run",
-                "--quiet",
-                "--release",
-                "-p",
-                "pinfold-cli",
-                "--",
-                "bench",
-                "slab",
-            ])
+            .args(["run", "--quiet", "--release", "-p", "pinfold-bench", "--"])
+            .args(["slab", "--subjects", "glibc", "--scenario", "single"])
             .args(["--sizes", "64", "--rounds", "1", "--json"])
             .stderr(Stdio::inherit())
             .output()
             .context("cannot start cargo")?;
-        let said: Value = serde_json::from_slice(&said.stdout).context("pinfold bench slab")?;
+        let said: Value = serde_json::from_slice(&said.stdout).context("pinfold-bench slab")?;
         let cost = |name: &str| {
             let cost = said["machine"]["primitives"][name].as_f64();
-            cost.with_context(|| format!("pinfold bench has no {name}; run it on two CPUs"))
+            cost.with_context(|| format!("pinfold-bench has no {name}; run it on two CPUs"))
         };
         Ok(Costs {
             line: cost("cache_line_cycles")?,
@@ -84,36 +77,33 @@ pub fn text(rows: &[Row], subjects: &[Subject], program: &Path, objects: u32) ->
          model/clock |\n|---|---|---|---|---|---|\n",
         costs.line, costs.locked, costs.syscall
     );
+    let is_scenario = |row: &&Row| row.size.is_some();
+    let mut clocks = HashMap::new();
+    for row in rows.iter().filter(is_scenario).filter(|row| row.cpus == 2) {
+        let cycles = clock(row, subjects, program, objects)?;
+        clocks.insert((row.load, row.size, &row.subject), (row, cycles));
+    }
     let mut errors = Vec::new();
-    for row in rows.iter().filter(|row| row.size.is_some()) {
-        let own = |load: &str| {
-            let is_own = |one: &&Row| {
-                (one.load, one.size, &one.subject) == (load, row.size, &row.subject)
-                    && one.cpus == 2
-            };
-            rows.iter().find(is_own)
-        };
-        // Instructions of loads in loops without fresh memory cost as much as in this one.
-        let Some(base) = own("single") else {
+    for row in rows.iter().filter(is_scenario) {
+        // The instructions of a load cost as much as those of this load, on one CPU.
+        let Some((base, cycles)) = clocks.get(&("single", row.size, &row.subject)) else {
             bail!("the model needs the load single on 2 CPUs; add them to --loads and --cpus");
         };
-        let measured = clock(base, subjects, program, objects)?;
-        let each = (measured - costs.of_events(base)).max(0.0) / instructions(base).max(1.0);
+        let each = (cycles - costs.of_events(base)).max(0.0) / instructions(base).max(1.0);
         let model = each * instructions(row) + costs.of_events(row);
-        let size = row.size.unwrap_or(0);
+        let (load, size) = (row.load, row.size.unwrap_or(0));
         let _ = write!(
             text,
-            "| {} {size} | {} | {} | {model:.0} |",
-            row.load, row.subject, row.cpus
+            "| {load} {size} | {} | {} | {model:.0} |",
+            row.subject, row.cpus
         );
-        if row.cpus == 2 {
-            let measured = clock(row, subjects, program, objects)?;
-            let _ = writeln!(text, " {measured:.0} | {:.2} |", model / measured);
-            if row.load != "single" {
-                errors.push((model / measured).ln().abs());
+        match clocks.get(&(load, row.size, &row.subject)) {
+            Some((_, cycles)) if row.cpus == 2 => {
+                let ratio = model / cycles;
+                let _ = writeln!(text, " {cycles:.0} | {ratio:.2} |");
+                errors.extend((load != "single").then(|| ratio.ln().abs()));
             }
-        } else {
-            text += " - | - |\n";
+            _ => text += " - | - |\n",
         }
     }
     errors.sort_by(f64::total_cmp);
