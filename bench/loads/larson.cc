@@ -4,7 +4,7 @@
 #include "load.h"
 #include <new>
 
-enum { SLOTS = 1000, GENERATIONS = 80, REPLACED = 250000, LEAST = 8, MOST = 1000 };
+enum { SLOTS = SCALED(1000, 200), GENERATIONS = SCALED(80, 2), REPLACED = SCALED(250000, 500), LEAST = 8, MOST = 1000 };
 
 struct Set {
     uint64_t random;

@@ -1,5 +1,8 @@
 // Shared by all loads: deterministic random numbers, threads, and the lines that report the result.
 //
+// With MANY defined, a load tells the emulator's plugin when it works (many.h), does less, and pins
+// its threads.
+//
 // A load is called with the number of threads and the seconds to settle. Its amount of work depends
 // on the number of threads only. Its sizes and orders come from fixed seeds. It ends with `finish`.
 #ifndef LOAD_H
@@ -15,6 +18,14 @@
 #include <sys/resource.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef MANY
+#include "many.h"
+#include <dlfcn.h>
+#include <sched.h>
+#define SCALED(usual, emulated) (emulated)
+#else
+#define SCALED(usual, emulated) (usual)
+#endif
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)
@@ -27,8 +38,55 @@ __attribute__((unused)) static void die(const char *what) {
     exit(3);
 }
 
+#ifdef MANY
+static char load_number[4096];
+
+// Tells the plugin the allocator's functions and the number of this run.
+static void many_begin(const char *number) {
+    static const char *const ALLOC[] = {"malloc", "calloc", "realloc", "aligned_alloc",
+                                        "posix_memalign", "_Znwm", "_Znam"};
+    static const char *const FREE[] = {"free", "_ZdlPv", "_ZdaPv", "_ZdlPvm"};
+    many_value(MANY_FORGET, load_number);
+    for (size_t i = 0; i < sizeof ALLOC / sizeof *ALLOC; i++) {
+        void *found = dlsym(RTLD_DEFAULT, ALLOC[i]);
+        if (found) many_value(MANY_ALLOC, found);
+    }
+    for (size_t i = 0; i < sizeof FREE / sizeof *FREE; i++) {
+        void *found = dlsym(RTLD_DEFAULT, FREE[i]);
+        if (found) many_value(MANY_FREE, found);
+    }
+    Dl_info info;
+    if (dladdr(dlsym(RTLD_DEFAULT, "malloc"), &info)) many_value(MANY_ALLOCATOR, info.dli_fbase);
+    if (dladdr((void *)getppid, &info)) many_value(MANY_LIBC, info.dli_fbase);
+    if (dladdr((void *)load_number, &info)) many_value(MANY_PROGRAM, info.dli_fbase);
+    many_value(MANY_ZERO, load_number);
+    many_value(MANY_NUMBER, load_number + (unsigned)atoi(number) % sizeof load_number);
+    many_mark(MANY_CLEAR);
+}
+
+static void many_pin(long number) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)number % (size_t)sysconf(_SC_NPROCESSORS_ONLN), &set);
+    if (sched_setaffinity(0, sizeof set, &set)) die("cannot pin a thread");
+}
+
+static void *(*many_body)(void *);
+
+static void *many_run(void *number) {
+    many_pin((long)number);
+    return many_body(number);
+}
+#endif
+
 __attribute__((unused)) static void begin(int argc, char **argv) {
+#ifdef MANY
+    if (argc != 4) die("usage: LOAD THREADS SETTLE NUMBER");
+    many_begin(argv[3]);
+    many_mark(MANY_COUNT);
+#else
     if (argc != 3) die("usage: LOAD THREADS SETTLE");
+#endif
     load_threads = atoi(argv[1]);
     load_settle = atof(argv[2]);
     if (load_threads < 1 || load_threads > 1024) die("THREADS must be from 1 to 1024");
@@ -80,6 +138,10 @@ __attribute__((unused)) static void *get_touched(size_t size) {
 // Starts `count` threads, each with its number as its argument, and waits for all.
 __attribute__((unused)) static void run_threads(int count, void *(*body)(void *)) {
     pthread_t *threads = (pthread_t *)get(sizeof(pthread_t) * (size_t)count);
+#ifdef MANY
+    many_body = body;
+    body = many_run;
+#endif
     for (long i = 0; i < count; i++)
         if (pthread_create(&threads[i], NULL, body, (void *)i)) die("no thread");
     for (int i = 0; i < count; i++) pthread_join(threads[i], NULL);
@@ -104,6 +166,10 @@ static double cpu_and_faults(long *faults) {
 // the caller asked for, and prints the resident memory, and what these calls cost so that the
 // measurement can subtract it.
 __attribute__((unused)) static void finish(uint64_t result) {
+#ifdef MANY
+    many_mark(MANY_STOP);
+    many_mark(MANY_REPORT);
+#endif
     printf("result %llx\n", (unsigned long long)result);
     if (load_settle > 0) {
         long faults_before, faults, total = 0, resident = 0;

@@ -3,7 +3,7 @@
 // the threads that got them.
 #include "load.h"
 
-enum { TRANSFER = 1000, GENERATIONS = 30, STEPS = 60000, KEPT = 2000 };
+enum { TRANSFER = 1000, GENERATIONS = SCALED(30, 2), STEPS = SCALED(60000, 500), KEPT = SCALED(2000, 100) };
 
 // A block's first word is its size in words. `drop` checks the other words.
 static uint64_t *shared[TRANSFER];

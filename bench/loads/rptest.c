@@ -2,7 +2,7 @@
 // thread also frees whole batches that its neighbour got.
 #include "load.h"
 
-enum { KEPT = 4000, LOOPS = 500, BATCH = 1000 };
+enum { KEPT = SCALED(4000, 100), LOOPS = SCALED(500, 5), BATCH = SCALED(1000, 100) };
 
 struct batch {
     struct batch *next;

@@ -2,7 +2,7 @@
 // another thread than the one that got it.
 #include "load.h"
 
-enum { BATCH = 500, BATCHES = 12000, WAITING = 40 };
+enum { BATCH = SCALED(500, 50), BATCHES = SCALED(12000, 20), WAITING = 40 };
 
 struct batch {
     struct batch *next;

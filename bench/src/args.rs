@@ -227,6 +227,9 @@ pub struct WholeArgs {
     pub settle: f64,
     #[command(flatten)]
     pub setup: WholeSetup,
+    /// Only prepare the subjects, and print the name and the shared library of each.
+    #[arg(long)]
+    pub libraries: bool,
     #[command(flatten)]
     pub output: Output,
 }

@@ -37,6 +37,7 @@ enum Chore {
     Vm(vm::Args),
     Root(vm::chroot::Args),
     PolicyTests(vm::policy_tests::Args),
+    Many(vm::many::Args),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +49,7 @@ fn main() -> ExitCode {
         Chore::Vm(args) => vm::main(args),
         Chore::Root(args) => vm::chroot::main(&args),
         Chore::PolicyTests(args) => vm::policy_tests::main(&args),
+        Chore::Many(args) => vm::many::main(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -117,6 +119,9 @@ mod tests {
             "root --libc 2.31 --package gcc --package libc6-dev --prepare",
             "root --libc 2.43 -- target/release/pinfold-bench slab --sizes 64",
             "policy-tests",
+            "many",
+            "many --check",
+            "many --cpus 2,240 --subjects pinfold-malloc,glibc --loads remote,larson --save",
             "policy-tests --ltp /src/ltp --seconds 600 numactl/shmtest ltp/mbind",
         ] {
             let error = parse(line).err().map(|error| error.to_string());
@@ -143,6 +148,7 @@ mod tests {
             "root",
             "root --libc 2.43 ls",
             "policy-tests --ltp",
+            "many --cpus 3",
         ] {
             let status = parse(line).err().map(|error| error.exit_code());
             assert_eq!(status, Some(2), "{line}");

@@ -76,6 +76,12 @@ pub fn prepare(names: &[String], setup: &WholeSetup, settle: f64) -> Result<Prep
 /// Measures as `args` say, and delivers the results. The exit status is a failure if a program
 /// failed under Pinfold.
 pub fn run(args: &WholeArgs) -> Result<ExitCode> {
+    if args.libraries {
+        let (_, subjects) = subjects::open(&args.setup.preloaded)?;
+        let line = |one: &Subject| format!("{} {}\n", one.name, one.library.display());
+        pinfold_lab::output::print(&subjects.iter().map(line).collect::<String>())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let rounds = args.setup.rounds;
     let Prepared {
         cache,

@@ -133,6 +133,8 @@ fn seconds(begin: &str, end: &str) -> f64 {
 const BOOTS: usize = 3;
 /// How long a kernel may take to reach the first test.
 const START: Duration = Duration::from_secs(120);
+/// How much longer it may take for each CPU.
+const START_OF_CPU: Duration = Duration::from_secs(2);
 
 /// For how many seconds of its own time a CPU of the machine stands still before the machine counts
 /// as dead. A CPU that the host does not run also seems to stand still, but not for so long.
@@ -158,7 +160,9 @@ pub fn run(
     emulator: impl Fn(&str) -> Command,
     verdict: &mut Verdict,
     limit: Duration,
+    cpus: u32,
 ) -> Result<End> {
+    let start = START + START_OF_CPU * cpus;
     let (mut boots, mut still) = (0, false);
     let end = loop {
         boots += 1;
@@ -167,7 +171,7 @@ pub fn run(
         let name = command.get_program().to_string_lossy().into_owned();
         let mut child = child.with_context(|| format!("cannot start {name}"))?;
         let lines = lines(child.stdout.take().context("the emulator has no output")?);
-        let end = follow(&lines, verdict, Instant::now(), limit);
+        let end = follow(&lines, verdict, Instant::now(), [start.min(limit), limit]);
         stop(&mut child, end == End::Done)?;
         if end == End::StoodStill && !still {
             let running = verdict.running.take();
@@ -205,15 +209,16 @@ fn lines(output: impl Read + Send + 'static) -> Receiver<String> {
     receiver
 }
 
-/// Reads lines until the machine ends, for at most `limit` after `begin`, or for [`START`] until
-/// the first test.
-fn follow(lines: &Receiver<String>, verdict: &mut Verdict, begin: Instant, limit: Duration) -> End {
+/// Reads lines until the machine ends, for at most `limit` after `begin`, or for `start` until the
+/// first test.
+fn follow(
+    lines: &Receiver<String>,
+    verdict: &mut Verdict,
+    begin: Instant,
+    [start, limit]: [Duration; 2],
+) -> End {
     loop {
-        let most = if verdict.has_begun {
-            limit
-        } else {
-            limit.min(START)
-        };
+        let most = if verdict.has_begun { limit } else { start };
         let until = begin + most;
         match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(line) => {
@@ -337,7 +342,7 @@ mod tests {
             .for_each(|&line| sender.send(line.to_owned()).unwrap());
         drop(sender);
         let limit = Duration::from_secs(5);
-        let end = follow(&receiver, &mut verdict, Instant::now(), limit);
+        let end = follow(&receiver, &mut verdict, Instant::now(), [limit; 2]);
         verdict.finish();
         (verdict, end)
     }
@@ -382,7 +387,7 @@ mod tests {
             emulator
         };
         let mut verdict = Verdict::new(["one", "two"].map(str::to_owned).into_iter());
-        let end = run(emulator, &mut verdict, Duration::from_secs(20)).unwrap();
+        let end = run(emulator, &mut verdict, Duration::from_secs(20), 1).unwrap();
         std::fs::remove_file(&mark).unwrap();
         (verdict, end)
     }

@@ -7,6 +7,7 @@ mod boot;
 pub mod chroot;
 mod image;
 mod machines;
+pub mod many;
 mod packages;
 mod plan;
 pub mod policy_tests;
@@ -151,6 +152,8 @@ struct Boot<'a> {
     /// The runs that the list names.
     names: Vec<String>,
     kernel_args: &'a str,
+    /// More arguments of the emulator.
+    emulator_args: &'a [String],
     limit: Duration,
 }
 
@@ -213,9 +216,12 @@ impl Prepared {
         let mut verdict = Verdict::new(boot.names.iter().cloned());
         let emulator = |ended: &str| {
             let kernel = &self.kernel.image;
-            boot::emulator(self.arch, machine, kernel, &image, boot.kernel_args, ended)
+            let mut emulator =
+                boot::emulator(self.arch, machine, kernel, &image, boot.kernel_args, ended);
+            emulator.args(boot.emulator_args);
+            emulator
         };
-        let end = boot::run(emulator, &mut verdict, boot.limit)?;
+        let end = boot::run(emulator, &mut verdict, boot.limit, machine.places())?;
         let began = verdict.began.unwrap_or_else(Instant::now);
         let times = [began.duration_since(begin), began.elapsed()];
         Ok((verdict, end, times))
@@ -282,6 +288,7 @@ impl TestMachine {
                 .chain(shell)
                 .collect(),
             kernel_args: &args.kernel_args,
+            emulator_args: &[],
             limit: Duration::from_secs(args.seconds),
         };
         let (verdict, end, times) = self.prepared.boot(&self.root, machine, &boot)?;

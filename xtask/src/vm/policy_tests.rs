@@ -97,6 +97,7 @@ pub fn main(args: &Args) -> Result<()> {
         names: runs.iter().map(|run| run.name.clone()).collect(),
         // shmtest and move_pages12 use huge pages.
         kernel_args: "hugepages=64",
+        emulator_args: &[],
         limit: Duration::from_secs(args.seconds),
     };
     let (verdict, end, ..) = prepared.boot(&root, machine, &boot)?;
