@@ -116,7 +116,8 @@ int pinfold_heap_shrink(struct pinfold_heap *heap);
  * leave the heap's blocks out.
  *
  * pinfold_heap_enter returns what to pass to pinfold_heap_leave, or -1 with ENOTSUP on a processor
- * architecture without scopes, and if there is no memory to start the allocator. pinfold_heap_leave does nothing for -1.
+ * architecture without scopes, and if there is no memory to start the allocator. For -1,
+ * pinfold_heap_leave does nothing.
  */
 int pinfold_heap_enter(struct pinfold_heap *heap);
 void pinfold_heap_leave(int before);

@@ -1,7 +1,7 @@
 //! Scopes: malloc allocates from a heap of the program's, in one thread, for a while.
 //!
 //! The thread's tag says which heap. The fast path of malloc reads no tag, so the first scope
-//! closes it for good ([`mode::open_scopes`]). The slow path then calls [`alloc`].
+//! closes it for good (`mode::open_scopes`). The slow path then calls `alloc`.
 
 use super::plain::{self, Ask};
 use super::{counted, gate, mode, start};

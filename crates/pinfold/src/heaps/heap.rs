@@ -63,8 +63,8 @@ impl<'n> Builder<'n> {
     ///
     /// If the process runs on Pinfold's malloc and the name has only letters, digits and characters
     /// of `_.:-/`, `pinfold vmstat PID` and `/metrics` show what the heap holds as the counter
-    /// `heap/NAME`, cut to 32 bytes. A second heap of the same name is not shown, and neither are heaps beyond the
-    /// 128 counters that a process can show.
+    /// `heap/NAME`, cut to 32 bytes. A second heap of the same name is not shown, and neither are
+    /// heaps beyond the 128 counters that a process can show.
     ///
     /// # Errors
     ///
