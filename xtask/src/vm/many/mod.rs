@@ -15,7 +15,7 @@ use super::plan::{self, Run};
 use super::{Boot, Prepared};
 use anyhow::{Context, Result, bail};
 use counts::{Report, Row};
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -126,6 +126,13 @@ pub fn main(args: &Args) -> Result<()> {
     let prepared = Prepared::new(Arch::X86, args.kernel.as_deref(), None)?;
     let folder = prepared.cache.join("many");
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    let lock = File::create(folder.join("lock"))?;
+    if lock.try_lock().is_err() {
+        bail!(
+            "another run of this command uses {}; wait for its end",
+            folder.display()
+        );
+    }
     let plugin = folder.join("plugin.so");
     compile(
         Path::new("vm/many/plugin.c"),
@@ -148,6 +155,9 @@ pub fn main(args: &Args) -> Result<()> {
             cpus,
         )?);
     }
+    if rows.is_empty() {
+        bail!("no load ended; the machine's output is above");
+    }
     symbols::name(&mut rows, &subjects)?;
     print!("{}", table::text(&rows));
     if args.save {
@@ -160,10 +170,7 @@ pub fn main(args: &Args) -> Result<()> {
             model::text(&rows, &subjects, &programs, args.objects)?
         );
     }
-    match rows.is_empty() {
-        true => bail!("no load ended; the machine's output is above"),
-        false => Ok(()),
-    }
+    Ok(())
 }
 
 /// Checks that the plugin counts a transfer and a hand-over for each operation of `check.c` if
