@@ -116,7 +116,7 @@ fn build(name: SubjectName, size: usize) -> Result<PathBuf> {
         let flags = String::from_utf8(flags).context("pkg-config wrote no text")?;
         arguments.extend(flags.split_whitespace().map(str::to_owned));
     }
-    // Behind the source: the linker searches a library only for what it knows to be missing.
+    // After the source, because the linker takes only what it already misses from a library.
     arguments.push("-latomic".to_owned());
     let output = cache.lib.join(format!("libpool-{name}-{size}.so"));
     prepare::compile(&arguments, &output)?;
