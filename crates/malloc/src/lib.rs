@@ -39,11 +39,11 @@ pub mod heap_profile;
 pub mod settings;
 
 use core::alloc::{GlobalAlloc, Layout};
+use pinfold::heaps::Heap;
 use pinfold::internal::heap;
 
 #[doc(hidden)]
 pub use pinfold::internal::heap::scope::outside as outside_scopes;
-pub use pinfold::internal::heap::scope::scope;
 
 /// Functions that `pinfold-names` inlines into `malloc`, `free` and the operators.
 #[doc(hidden)]
@@ -51,6 +51,36 @@ pub mod inlined {
     pub use pinfold::internal::heap::{alloc, alloc_fast, alloc_slow, checks, fits, free};
     pub use pinfold::internal::profile::keep_frame;
     pub use pinfold_rseq::near;
+}
+
+/// Runs `f` while the calling thread's malloc allocates from `heap`. An allocation that would
+/// exceed the heap's limit fails with ENOMEM.
+///
+/// "malloc" is the C library's names if the program runs on Pinfold's malloc, and Rust's global
+/// allocator if that is `pinfold_malloc::Pinfold`. Any thread may free the blocks, inside or
+/// outside of a scope. `realloc` keeps a block in its heap. A scope inside another replaces it
+/// until it ends. A thread that is made in a scope begins outside of any.
+///
+/// The first scope of a process closes malloc's fast path for good, which costs each later malloc
+/// of any thread some nanoseconds. A scope itself costs a few stores. Heap profiles and counts of
+/// calls leave the heap's blocks out.
+///
+/// Returns `None`, and does not run `f`, on a processor architecture without scopes, and if there
+/// is no memory to start the allocator.
+///
+/// ```
+/// #[global_allocator]
+/// static ALLOCATOR: pinfold_malloc::Pinfold = pinfold_malloc::Pinfold;
+///
+/// let tenant = pinfold::heaps::Heap::new("tenant-7")?;
+/// let list = pinfold_malloc::scope(&tenant, || vec![1u8; 100_000]).expect("x86-64 has scopes");
+/// assert!(tenant.held() >= list.len());
+/// drop(list);
+/// assert_eq!(tenant.held(), 0);
+/// # Ok::<(), pinfold::heaps::HeapError>(())
+/// ```
+pub fn scope<R>(heap: &Heap, f: impl FnOnce() -> R) -> Option<R> {
+    heap::scope::scope(heap, f)
 }
 
 /// The allocator, for `#[global_allocator]`. All instances are the same allocator.

@@ -9,32 +9,9 @@ use crate::heaps::{Heap, Refusal, State, here, tag, untag};
 use crate::sys::set_errno;
 use core::ptr::{NonNull, null_mut};
 
-/// Runs `f` while the calling thread's malloc allocates from `heap`. An allocation that would
-/// exceed the heap's limit fails with ENOMEM.
-///
-/// "malloc" is the C library's names if the program runs on Pinfold's malloc, and Rust's global
-/// allocator if that is `pinfold_malloc::Pinfold`. Any thread may free the blocks, inside or
-/// outside of a scope. `realloc` keeps a block in its heap. A scope inside another replaces it
-/// until it ends. A thread that is made in a scope begins outside of any.
-///
-/// The first scope of a process closes malloc's fast path for good, which costs each later malloc
-/// of any thread some nanoseconds. A scope itself costs a few stores. Heap profiles and counts of
-/// calls leave the heap's blocks out.
-///
-/// Returns `None`, and does not run `f`, on a processor architecture without scopes, and if there
-/// is no memory to start the allocator.
-///
-/// ```
-/// #[global_allocator]
-/// static ALLOCATOR: pinfold_malloc::Pinfold = pinfold_malloc::Pinfold;
-///
-/// let tenant = pinfold::heaps::Heap::new("tenant-7")?;
-/// let list = pinfold_malloc::scope(&tenant, || vec![1u8; 100_000]).expect("x86-64 has scopes");
-/// assert!(tenant.held() >= list.len());
-/// drop(list);
-/// assert_eq!(tenant.held(), 0);
-/// # Ok::<(), pinfold::heaps::HeapError>(())
-/// ```
+/// Runs `f` in a scope of `heap`. `pinfold_malloc::scope` describes it. Returns `None` and does not
+/// run `f` on a processor architecture without scopes, and if there is no memory to start the
+/// allocator. Costs a few stores.
 pub fn scope<R>(heap: &Heap, f: impl FnOnce() -> R) -> Option<R> {
     /// Ends the scope, also when `f` unwinds.
     struct End(u32);
