@@ -9,8 +9,6 @@ use pinfold::slab::KmemCache;
 use std::alloc::Layout;
 use std::fs;
 use std::ptr::NonNull;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
@@ -273,27 +271,4 @@ fn locked_memory_goes_back() {
     // SAFETY: the test owns the run, which has 160 granules.
     let bytes = unsafe { std::slice::from_raw_parts(again.start.as_ptr(), 160 * GRANULE) };
     assert!(!again.zeroed || bytes.iter().all(|&byte| byte == 0));
-}
-
-/// A thread that frees one block must not pay for all memory that has been free for long. A program
-/// would notice a free that takes milliseconds.
-#[test]
-fn memory_that_was_free_for_long_goes_back_in_pieces() {
-    if !alone("memory_that_was_free_for_long_goes_back_in_pieces") {
-        return;
-    }
-    // A program may keep an eighth of what it uses, so none of the free memory is too much.
-    let used: Vec<_> = (0..32).map(|_| take(256)).collect();
-    let runs: Vec<_> = (0..8).map(|_| take(64)).collect();
-    runs.into_iter().for_each(give);
-    sleep(arena::dirty_time() + Duration::from_millis(200));
-    let (begun, mut most) = (Instant::now(), 0);
-    while arena::held() as usize > used.len() * 256 * GRANULE + 8 * MIB {
-        let (before, held) = (arena::returned(), arena::held());
-        assert!(begun.elapsed().as_secs() < 20, "{held} bytes are held");
-        give(take(1));
-        most = most.max(arena::returned() - before);
-    }
-    used.into_iter().for_each(give);
-    assert!(most as usize <= 4 * MIB, "one free gave {most} bytes back");
 }

@@ -279,26 +279,6 @@ impl FreeRuns {
     /// (milliseconds, wrapping). With `None`, takes the run whatever its age. Returns its first
     /// granule and its length.
     pub(super) fn take_oldest(&mut self, until: Option<u32>) -> Option<(u32, u32)> {
-        let head = self.oldest_of(until)?;
-        let granules = self.remove(head);
-        self.unlink_age(head);
-        Some((head, granules))
-    }
-
-    /// Takes the front of the run that [`take_oldest`](Self::take_oldest) would take: up to the
-    /// next multiple of `unit` granules, so that no huge page is split. The rest keeps its age.
-    pub(super) fn take_oldest_front(&mut self, until: u32, unit: u32) -> Option<(u32, u32)> {
-        let head = self.oldest_of(Some(until))?;
-        let rest = self.end_of(head).min((head + 1).next_multiple_of(unit));
-        self.take_front(head, rest - head);
-        // If the run is set aside, `take_back` reads its length here.
-        // SAFETY: the granules were taken from a free run above, and the lock is held.
-        unsafe { (at(head).head, at(head).granules) = (head, (rest - head) as u16) };
-        Some((head, rest - head))
-    }
-
-    /// Returns the run that has been dirty the longest, if it became dirty at or before `until`.
-    fn oldest_of(&self, until: Option<u32>) -> Option<u32> {
         let head = self.oldest;
         if head == NIL {
             return None;
@@ -306,8 +286,12 @@ impl FreeRuns {
         debug_assert!(matches!(self.run_at(head), Some((State::Dirty, _))));
         // SAFETY: the list by age has free runs only, and the lock is held.
         let stamp = unsafe { at(head).stamp };
-        let is_younger = |until: u32| (until.wrapping_sub(stamp) as i32) < 0;
-        (!until.is_some_and(is_younger)).then_some(head)
+        if until.is_some_and(|until| (until.wrapping_sub(stamp) as i32) < 0) {
+            return None;
+        }
+        let granules = self.remove(head);
+        self.unlink_age(head);
+        Some((head, granules))
     }
 
     /// Takes a dirty run, or a part of one, for a purge of `granules`.

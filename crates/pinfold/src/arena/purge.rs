@@ -24,9 +24,6 @@ const LOOKED_AT: usize = 17;
 /// Granules of the shortest run that is unmapped, by `unmap_free` or because a purge failed.
 /// Unmapping a run can split mappings, whose number the system limits.
 const MIN_UNMAP: u32 = 16;
-/// Once a thread that frees a run has purged this many granules for their age, it leaves the rest
-/// to later calls. A purge of 1 MiB takes some 20 us, and the program waits meanwhile.
-const AGED_STEP: u32 = (1 << 20) / GRANULE as u32;
 
 /// Purges dirty runs, node by node, until only as much is dirty as may be kept.
 ///
@@ -128,33 +125,15 @@ fn unmap_clean(node: usize, least: u32) -> usize {
 }
 
 /// Purges the runs of one node that have been dirty for [`dirty_time`], unless a thread has
-/// isolated its CPU: then they stay. `next` takes such a run out of the free runs. It gets the time
-/// at or before which the run became dirty. Returns what [`purge`] returns.
-fn purge_aged(
-    node: usize,
-    now: u32,
-    mut next: impl FnMut(&mut FreeRuns, u32) -> Option<(u32, u32)>,
-) -> Option<Guard<'static, Arena>> {
-    let mut arena = arena_of(node).lock_or_divert()?;
-    arena.take_back(node);
-    if spared::any() {
-        return None;
-    }
-    let until = now.wrapping_sub(DIRTY_FOR.load(Relaxed));
-    purge(arena, node, |free| next(free, until))
-}
-
-/// Purges some of the runs of one node that have been dirty for [`dirty_time`]: [`AGED_STEP`]
-/// granules, and up to 2 MiB more so that no huge page is split. If more may be left, the next run
-/// that is freed to this node purges again. For a thread that frees a run.
-pub(super) fn purge_some_aged(node: usize, now: u32) {
-    let mut left = AGED_STEP;
-    let arena = purge_aged(node, now, |free, until| {
-        let run = (left > 0).then(|| free.take_oldest_front(until, MAX_STEP))?;
-        run.inspect(|run| left = left.saturating_sub(run.1))
-    });
-    if let Some(mut arena) = arena.filter(|_| left == 0) {
-        arena.tick_at_next_call();
+/// isolated its CPU: then they stay.
+pub(super) fn purge_aged(node: usize, now: u32) {
+    if let Some(mut arena) = arena_of(node).lock_or_divert() {
+        arena.take_back(node);
+        if spared::any() {
+            return;
+        }
+        let until = now.wrapping_sub(DIRTY_FOR.load(Relaxed));
+        drop(purge(arena, node, |free| free.take_oldest(Some(until))));
     }
 }
 
@@ -165,11 +144,7 @@ pub(crate) fn purge_all_aged() {
     }
     let now = sys::coarse_milliseconds() as u32;
     kept::begin_period(now);
-    for node in 0..nodes::count() {
-        drop(purge_aged(node, now, |free, until| {
-            free.take_oldest(Some(until))
-        }));
-    }
+    (0..nodes::count()).for_each(|node| purge_aged(node, now));
 }
 
 /// Returns whether less than a quarter of the first `size` bytes of a run in use seems to have been

@@ -21,7 +21,7 @@
 
 use super::free_runs::FreeRuns;
 use super::numa::{self, NodeRequest};
-use super::purge::{purge_all, purge_some_aged, relieve};
+use super::purge::{purge_aged, purge_all, relieve};
 use super::window;
 use super::{
     COLOURED, GRANULE, LARGE, MAX_NODES, MAX_RUN, REGION_FIRST, REGION_GRANULES, State, address_of,
@@ -260,7 +260,7 @@ pub(super) fn give_back(head: u32, granules: u32) {
     if kept::excess() > 0 {
         relieve();
     } else if calls == 0 {
-        purge_some_aged(node, now);
+        purge_aged(node, now);
     }
 }
 
@@ -292,11 +292,6 @@ impl Arena {
     fn tick(&mut self) {
         self.calls = (self.calls + 1) % TICK;
         self.now = sys::coarse_milliseconds() as u32;
-    }
-
-    /// Makes the next call of [`tick`](Self::tick) the one that purges.
-    pub(super) fn tick_at_next_call(&mut self) {
-        self.calls = TICK - 1;
     }
 
     /// Takes back the runs of this arena that were set aside.
