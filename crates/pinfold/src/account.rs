@@ -33,7 +33,10 @@ impl Account {
     /// if the account would exceed its limit.
     pub(crate) fn charged<R>(&self, bytes: usize, alloc: impl FnOnce() -> Option<R>) -> Option<R> {
         let limit = self.limit.load(Relaxed);
-        let more = |held: usize| held.checked_add(bytes).filter(|&sum| sum <= limit);
+        let more = |held: usize| {
+            held.checked_add(bytes)
+                .filter(|&sum| bytes == 0 || sum <= limit)
+        };
         if self.held.fetch_update(Relaxed, Relaxed, more).is_err() {
             self.refusals.fetch_add(1, Relaxed);
             return None;

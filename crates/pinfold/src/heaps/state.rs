@@ -89,7 +89,9 @@ impl State {
     /// lowest bits of how many caches have had the number. So the tag that a thread forgot to
     /// remove does not name a later heap.
     pub(super) fn tag(&self) -> u32 {
-        heap_caches::birth_of(self.number) << NUMBER_BITS | u32::from(self.number.entry())
+        // C programs get the tag as an `int` that is not negative.
+        let birth = heap_caches::birth_of(self.number) << NUMBER_BITS & i32::MAX as u32;
+        birth | u32::from(self.number.entry())
     }
 
     /// Returns the heap's own descriptor, which has no objects.
