@@ -5,7 +5,7 @@
 
 use super::plain::{self, Ask};
 use super::{counted, gate, mode, start};
-use crate::heaps::{Heap, Refusal, State, here, tag, untag};
+use crate::heaps::{Heap, Refusal, State, free_any, here, tag, untag, usable_size};
 use crate::sys::set_errno;
 use core::ptr::{NonNull, null_mut};
 
@@ -113,12 +113,40 @@ pub(super) unsafe fn realloc(block: *mut u8, size: usize, align: usize) -> Optio
     let block = NonNull::new(block)?;
     // SAFETY: the caller owns the block, which is this heap's.
     let resized = unsafe { heap.realloc(block, size, align) };
-    Some(resized.map_or_else(
-        |_| {
+    Some(match resized {
+        Ok(block) => block.as_ptr(),
+        // SAFETY: the caller owns the block.
+        Err(Refusal::Other) => unsafe { move_out(block, size, align) },
+        Err(Refusal::Limit) => {
             set_errno(libc::ENOMEM);
             counted::failed();
             null_mut()
-        },
-        NonNull::as_ptr,
-    ))
+        }
+    })
+}
+
+/// Moves a heap's block to a block of malloc, because the heap can serve no block now: another
+/// thread forks, or this is a signal handler. Returns null with errno ENOMEM, and leaves the block
+/// unchanged, if malloc can serve none either.
+///
+/// # Safety
+///
+/// The caller owns `block`, which is a heap's. If the result is not null, the caller uses only the
+/// new address.
+#[cold]
+unsafe fn move_out(block: NonNull<u8>, size: usize, align: usize) -> *mut u8 {
+    let fresh = plain::alloc(Ask {
+        align: align.max(super::ALIGN),
+        ..Ask::of(size)
+    });
+    if !fresh.is_null() {
+        // SAFETY: the caller owns the block. Both blocks have the smaller of the two sizes, and two
+        // blocks do not overlap.
+        unsafe {
+            let room = usable_size(block.as_ptr()).unwrap_or(0);
+            fresh.copy_from_nonoverlapping(block.as_ptr(), room.min(size));
+            free_any(block.as_ptr());
+        }
+    }
+    fresh
 }
