@@ -78,7 +78,7 @@ static void resume_events(void) {
     paused = NULL;
 }
 
-// Maps the plan and the arena. Returns without a plan if there is none for this process.
+// Maps the plan and the arena. Maps nothing in a process that has no plan.
 static void map_plan(const char *folder) {
     char path[4096];
     struct stat about;

@@ -274,7 +274,7 @@ pub struct LatencyArgs {
     /// Number of times that the load runs under each subject; the figures are medians.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
-    /// Also measure while the kernel has to reclaim memory for every page that it gives out.
+    /// Also measure under memory pressure: the kernel must reclaim memory before it gives any out.
     #[arg(long)]
     pub pressure: bool,
     /// Threads for each CPU, separated by commas.

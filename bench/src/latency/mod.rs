@@ -31,7 +31,7 @@ pinfold_lab::names! {
     pub enum Situation {
         /// Nothing that this command started.
         Idle = "idle",
-        /// The kernel has to reclaim memory for every page that it gives out.
+        /// The kernel must reclaim memory before it gives any out.
         Pressure = "pressure",
     }
 }

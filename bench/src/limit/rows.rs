@@ -58,8 +58,8 @@ struct Floor {
 /// time is no floor.
 const MIN_RATIO: f64 = 0.97;
 
-/// Returns the fastest oracle, or the reason why there is none. `replays`, `names` and `served`
-/// have the oracles' results in the same order.
+/// Returns the fastest oracle. Returns the reason if no oracle gives a floor. `replays`, `names`
+/// and `served` have the oracles' results in the same order.
 fn floor(
     replays: &[WholeRow],
     names: &[&'static str],

@@ -1,4 +1,4 @@
-//! Places objects in slots, each of one size for ever. A thread uses the slot again that it freed
+//! Places objects in slots. A slot never changes its size. A thread reuses the slot that it freed
 //! last, because that slot's memory is in the CPU's cache.
 //!
 //! With several threads, a slot belongs to the thread that it was made for, so that two threads'

@@ -110,6 +110,33 @@ fn a_scope_beyond_its_limit_gets_an_error() {
     assert!(Vec::<u8>::new().try_reserve_exact(2 << 20).is_ok());
 }
 
+/// Near its limit, a heap serves a block or refuses it. It leaves none to malloc, which would not
+/// count it.
+#[test]
+fn no_block_escapes_a_limit() {
+    let heap = Heap::builder("near").limit(400 << 10).build().unwrap();
+    let (blocks, refused) = scope(&heap, || {
+        let mut blocks: Vec<Vec<u8>> = Vec::with_capacity(64);
+        let mut refused = 0;
+        // Classes have slabs of different sizes.
+        for size in [3000, 10_000, 20_000, 40_000, 64, 700].repeat(10) {
+            let mut block = Vec::new();
+            match block.try_reserve_exact(size) {
+                Ok(()) => blocks.push(block),
+                Err(_) => refused += 1,
+            }
+        }
+        (blocks, refused)
+    })
+    .unwrap();
+    assert!(refused > 0 && !blocks.is_empty());
+    for block in &blocks {
+        // SAFETY: the test owns the block.
+        let is_of_heap = unsafe { heap.contains(block.as_ptr()) };
+        assert!(is_of_heap, "{}", block.capacity());
+    }
+}
+
 /// A heap that was dropped while code holds its blocks keeps them: nothing else gets their memory.
 #[test]
 fn blocks_outlive_a_heap_that_had_a_scope() {

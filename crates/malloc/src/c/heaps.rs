@@ -65,7 +65,7 @@ fn limit_of(limit: usize) -> Option<usize> {
     (limit != 0).then_some(limit)
 }
 
-/// Creates a heap. A `limit` of 0 is none. Returns null with EINVAL, ENOSPC or ENOMEM.
+/// Creates a heap. A `limit` of 0 means no limit. Returns null with EINVAL, ENOSPC or ENOMEM.
 ///
 /// # Safety
 ///
@@ -251,8 +251,8 @@ pub unsafe extern "C" fn pinfold_heap_shrink(this: *mut CHeap) -> c_int {
     done(unsafe { heap(this) }.shrink())
 }
 
-/// Begins a scope of the calling thread. Returns what to pass to [`pinfold_heap_leave`], or −1 with
-/// ENOTSUP.
+/// Begins a scope of the calling thread. Returns what to pass to [`pinfold_heap_leave`]. Returns −1
+/// with ENOTSUP if there are no scopes.
 ///
 /// # Safety
 ///

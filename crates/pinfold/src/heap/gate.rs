@@ -49,11 +49,10 @@ fn show() {
 /// Called by each slow path of malloc.
 #[inline]
 pub(super) fn serve_if_closed() {
-    if mode::has_scopes() {
-        return serve_if_called();
-    }
     let is_closed = match mode::is_sampling() {
         true => mode::is_counted_closed(),
+        // Malloc's fast path is always closed after the first scope.
+        false if mode::has_scopes() => return serve_if_called(),
         false => mode::is_malloc_closed(),
     };
     if is_closed {

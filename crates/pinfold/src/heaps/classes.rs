@@ -31,7 +31,7 @@ pub(super) fn of(size: usize) -> usize {
 }
 
 /// Returns the smallest class for `size` bytes whose blocks all lie at multiples of `align`, a
-/// power of two. Returns `None` if there is none. A slab begins at a multiple of 64 KiB, so the
+/// power of two. Returns `None` if no class fits. A slab begins at a multiple of 64 KiB, so the
 /// blocks of a class lie at multiples of each power of two that divides the class's size.
 pub(super) fn of_aligned(wanted: usize, align: usize) -> Option<usize> {
     if wanted > MAX_SIZE || align > MAX_SIZE {

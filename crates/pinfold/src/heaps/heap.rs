@@ -229,7 +229,7 @@ impl Heap {
         self.state.account.held()
     }
 
-    /// Returns the limit in bytes, or `None` if there is none.
+    /// Returns the limit in bytes, or `None` if the heap is not limited.
     pub fn limit(&self) -> Option<usize> {
         self.state.account.limit()
     }
@@ -289,7 +289,8 @@ impl Heap {
     ///
     /// # Errors
     ///
-    /// [`FenceError`], if the CPUs cannot be fenced. They then keep their sheaves.
+    /// [`FenceError`], if the CPUs cannot be fenced, and with `EBUSY` in a signal handler that
+    /// interrupted the allocator. The CPUs then keep their sheaves.
     pub fn shrink(&self) -> Result<(), FenceError> {
         let drained = self.state.drain();
         self.state.for_each_cache(|cache| {

@@ -20,7 +20,7 @@
 //!
 //! | size | what serves it | charged |
 //! |---|---|---|
-//! | up to 64 KiB | a cache of the heap, one for each of [`CLASSES`] size classes | slabs of the cache |
+//! | up to 64 KiB | the heap's cache of one of [`CLASSES`] size classes | slabs of the cache |
 //! | below 62 MiB | a run of the arena | the run, a multiple of 64 KiB |
 //! | 62 MiB and more, or aligned to more than 64 KiB | a mapping of its own | the mapping |
 //!
@@ -37,8 +37,8 @@
 //!
 //! | who | may write `HEAP_OF[n]` and `STATES``[n]` |
 //! |---|---|
-//! | the thread that makes a heap or one of its caches | after it got the number, before there is a block |
-//! | the thread that destroys the heap | after the blocks are freed, before the number is given back |
+//! | the maker of a heap or cache | after it got the number, before there is a block |
+//! | the thread that destroys the heap | after it freed the blocks, before it gives the number back |
 //!
 //! # Destroying a heap with its blocks
 //!

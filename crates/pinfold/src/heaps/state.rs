@@ -5,7 +5,7 @@ use crate::account::Account;
 use crate::arena::{self, GRANULE, HUGE, budget};
 use crate::cache_units::{CacheId, HELD, MAIN, MAX_CACHES, SPARE};
 use crate::slab::heap_caches::{self, Descriptor, Options, Place, Refused};
-use crate::{sanitizer, slab, sys};
+use crate::{fork, sanitizer, slab, sys};
 use core::alloc::Layout;
 use core::fmt::Write;
 use core::ptr::{NonNull, null_mut};
@@ -126,10 +126,12 @@ impl State {
             align: align.max(ALIGN),
             zeroed,
         };
+        let turn = fork::turn();
         if let Some(block) = self.serve(ask) {
             return Ok(block);
         }
-        if !self.account.is_full_for(charge_of(ask)) {
+        // During a fork, the heap's own free memory may be out of reach.
+        if !self.account.is_full_for(self.charge_of(ask)) || fork::has_forked_since(turn) {
             return Err(Refusal::Other);
         }
         self.reclaim_here();
@@ -205,7 +207,7 @@ impl State {
             Err(other) => {
                 // Another thread was first. No thread has seen this thread's cache.
                 HEAP_OF[cache.id.index()].store(0, Relaxed);
-                cache.retire();
+                cache.retire_or_divert();
                 // SAFETY: the heap owns the cache, and the caller uses the heap.
                 Some(unsafe { heap_caches::kept_alive(CacheId::from_entry(other)) })
             }
@@ -344,6 +346,22 @@ impl State {
         is_due && !crate::topology::facts::any_quiet()
     }
 
+    /// Returns how many bytes the heap is charged if it has no free memory for what is asked: a
+    /// slab of the class, a run, or a mapping.
+    fn charge_of(&self, ask: Ask) -> usize {
+        let class = classes::of_aligned(ask.size, ask.align);
+        let entry = class.map_or(0, |class| self.caches[class].load(Acquire));
+        if entry != 0 {
+            // SAFETY: the heap owns the cache, and the caller uses the heap.
+            let cache = unsafe { heap_caches::kept_alive(CacheId::from_entry(entry)) };
+            return cache.geometry.granules * GRANULE;
+        }
+        match ask.size < HUGE && ask.align <= GRANULE {
+            true => granules_of(ask) * GRANULE,
+            false => ask.size,
+        }
+    }
+
     /// Returns whether a cache is this heap's.
     fn has(&self, cache: &Descriptor) -> bool {
         heap_number(cache.id.entry()) == self.number.entry()
@@ -371,14 +389,6 @@ fn granules_of(ask: Ask) -> usize {
         false => 0,
     };
     (ask.size + colour).div_ceil(GRANULE)
-}
-
-/// Returns how many bytes a heap is charged at least if it has no free memory for what is asked.
-fn charge_of(ask: Ask) -> usize {
-    match ask.size < HUGE && ask.align <= GRANULE {
-        true => granules_of(ask) * GRANULE,
-        false => ask.size,
-    }
 }
 
 /// Gives a cache's barns and empty slabs back to the arena.

@@ -1,6 +1,6 @@
 //! The tables of transfers, and the list of what causes Pinfold's.
 
-use super::counts::Row;
+use super::counts::{Counts, Row};
 use std::fmt::Write;
 
 /// Pinfold's goal: at most so many transfers in so many operations.
@@ -8,53 +8,43 @@ const GOAL: (f64, f64) = (2.0, 125.0);
 /// The sites of a row that are shown.
 const SHOWN: usize = 10;
 
+/// Writes the cell of a row.
+type Cell<'a> = &'a dyn Fn(&Row) -> String;
+
 /// Returns all tables.
 pub fn text(rows: &[Row]) -> String {
     let mut text = String::new();
     let mut cpus: Vec<_> = rows.iter().map(|row| row.cpus).collect();
     cpus.dedup();
-    for &cpus in &cpus {
-        let title = format!(
-            "transfers for {} operations (alloc, free), {cpus} CPUs",
-            GOAL.1
-        );
-        one(&mut text, rows, cpus, &title, |row| {
-            let [alloc, free] =
-                [row.alloc, row.free].map(|one| number(GOAL.1 * one.each(one.transfers())));
-            format!("{alloc}, {free}")
-        });
-    }
-    let title = "locked, handed over, fences, system calls for 125 operations";
-    for &cpus in &cpus {
-        one(
-            &mut text,
-            rows,
-            cpus,
-            &format!("{title}, {cpus} CPUs"),
-            |row| {
-                let both = row.both();
-                let counts = [both.locked, both.handovers, both.fences, both.syscalls];
-                counts
-                    .map(|count| number(GOAL.1 * both.each(count)))
-                    .join(", ")
-            },
-        );
-    }
-    let title = "transfers by the program's first write, and by the kernel, for 125 operations";
-    for &cpus in &cpus {
-        one(
-            &mut text,
-            rows,
-            cpus,
-            &format!("{title}, {cpus} CPUs"),
-            |row| {
-                let both = row.both();
-                let counts = [row.program.touches, both.kernel];
-                counts
-                    .map(|count| number(GOAL.1 * both.each(count)))
-                    .join(", ")
-            },
-        );
+    let each = |one: Counts, count: u64| number(GOAL.1 * one.each(count));
+    let transfers = |row: &Row| {
+        let both = [row.alloc, row.free];
+        both.map(|one| number(GOAL.1 * one.each(one.transfers())))
+            .join(", ")
+    };
+    let causes_of = |row: &Row| {
+        let both = row.both();
+        let counts = [both.locked, both.handovers, both.fences, both.syscalls];
+        counts.map(|count| each(both, count)).join(", ")
+    };
+    let elsewhere = |row: &Row| {
+        let both = row.both();
+        let counts = [row.program.touches, both.kernel];
+        counts.map(|count| each(both, count)).join(", ")
+    };
+    let tables: [(&str, Cell<'_>); 3] = [
+        ("transfers (alloc, free)", &transfers),
+        ("locked, handed over, fences, system calls", &causes_of),
+        (
+            "transfers by the program's first write, and by the kernel",
+            &elsewhere,
+        ),
+    ];
+    for (title, cell) in tables {
+        for &cpus in &cpus {
+            let title = format!("{title} for {} operations, {cpus} CPUs", GOAL.1);
+            one(&mut text, rows, cpus, &title, cell);
+        }
     }
     causes(&mut text, rows);
     text

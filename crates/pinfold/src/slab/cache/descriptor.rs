@@ -351,12 +351,26 @@ impl Descriptor {
     /// again. Does nothing in a signal handler that may not wait for the locks. The caller
     /// owns the cache, has seen that it [is bare](Self::is_bare), and does not use it any more.
     pub(crate) fn retire(&self) {
-        // A thread that takes idle sheaves may be using this cache. It holds this lock while it
-        // does so.
-        let Some(_stopping) = STOPPING.lock() else {
+        // A thread that takes idle sheaves may be using this cache. It holds the first lock while
+        // it does so.
+        self.retire_under(STOPPING.lock(), || NUMBERS.lock());
+    }
+
+    /// Retires the cache as [`retire`](Self::retire) does, but leaves its number unused if it would
+    /// have to wait for a fork.
+    pub(crate) fn retire_or_divert(&self) {
+        self.retire_under(STOPPING.lock_or_divert(), || NUMBERS.lock_or_divert());
+    }
+
+    fn retire_under<'l>(
+        &self,
+        stopping: Option<Guard<'_, ()>>,
+        numbers: impl FnOnce() -> Option<Guard<'l, Numbers>>,
+    ) {
+        let Some(_stopping) = stopping else {
             return;
         };
-        let Some(mut numbers) = NUMBERS.lock() else {
+        let Some(mut numbers) = numbers() else {
             return;
         };
         registry::retire(self.id);
