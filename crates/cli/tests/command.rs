@@ -86,7 +86,11 @@ fn signal_reaches_the_command(signal: &str) {
         "trap 'echo caught; exit 5' {signal}; touch {}; for _ in $(seq 400); do sleep 0.05; done",
         ready.display()
     );
-    let mut child = std::process::Command::new(assert_cmd::cargo::cargo_bin("pinfold"))
+    // A shell starts what it runs in the background with some signals ignored, and a shell cannot
+    // trap a signal that was ignored when it began.
+    let mut child = std::process::Command::new("env")
+        .arg("--default-signal")
+        .arg(assert_cmd::cargo::cargo_bin("pinfold"))
         .args(["run", "--stats", "--", "sh", "-c", &text])
         .stdout(std::process::Stdio::piped())
         .stderr(std::process::Stdio::null())
