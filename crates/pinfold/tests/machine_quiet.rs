@@ -417,6 +417,7 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
         }
     });
     running.stop();
+    STOP.store(true, Relaxed);
     const FEW: u64 = 20;
     println!("{folds} folds, {freed} objects freed from afar");
     assert!(folds > 20 && freed > 500, "{folds} {freed}");
@@ -443,7 +444,6 @@ fn nothing_of_pinfold_disturbs_an_isolated_cpu() {
             && beside.switches <= alone.switches + FEW + more,
         "{alone:?} {beside:?}"
     );
-    STOP.store(true, Relaxed);
 }
 
 /// The loop isolates its CPU on demand. Then memory does not go back either.

@@ -28,6 +28,10 @@ pub(crate) const FIRST: usize = offset_of!(Units, active);
 /// The table takes 128 KiB of address space, and memory only for indexes in use. An operation reads
 /// two of the table's cache lines: the first, and the one with the index's entry.
 ///
+/// The table begins at a page, so that the entries of the first 500 indexes share one page of
+/// `active` and one of `home`. The process's first unit replaces both pages. If a later unit
+/// replaced a page that a thread had only read, the kernel would interrupt all CPUs of the process.
+///
 /// # Invariants
 ///
 /// * An installed unit stays valid until the process ends, because a thread that is about to use
@@ -46,7 +50,7 @@ pub(crate) const FIRST: usize = offset_of!(Units, active);
 /// assert_eq!(UNITS.install(0, unit), Err(unit));
 /// ```
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(C, align(4096))]
 pub struct Units {
     /// A copy of the offset of `rseq_cs` from the thread pointer. It is 0 on the atomic backend,
     /// and until [`learn`](Self::learn) has copied the offset, which [`install`](Self::install)
