@@ -1,8 +1,13 @@
 //! Gives the shared library the name under which it is installed, so that programs linked with it
 //! find it, and orders its code.
+//!
+//! The compiler passes a version script that exports the functions marked `no_mangle`, and no other
+//! name (`exports` lists them). The linker accepts no second script beside it, so the names have no
+//! version. Those of the C library must not have one: the loader binds a program's
+//! `malloc@GLIBC_2.2.5` only to that version or to a name without a version.
 
 fn main() {
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libpinfold.so");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libpinfold.so.0");
     // The kernel keeps the address of a thread's last critical section until the thread's next
     // preemption, so the library must stay mapped after `dlclose`.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");

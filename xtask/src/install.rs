@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -41,9 +41,11 @@ const HEADERS: [&str; 6] = [
 /// What cargo builds below target/release, where it is installed, and its mode.
 const BUILT: [(&str, &str, u32); 3] = [
     ("pinfold", "bin/pinfold", 0o755),
-    ("libpinfold_preload.so", "lib/libpinfold.so", 0o755),
+    ("libpinfold_preload.so", "lib/libpinfold.so.0", 0o755),
     ("libpinfold_names.a", "lib/libpinfold.a", 0o644),
 ];
+/// The name that linkers look for. It leads to the library beside it.
+const LINK: &str = "lib/libpinfold.so";
 /// The shells, and where they look for completions.
 const COMPLETIONS: [(&str, &str); 3] = [
     ("bash", "share/bash-completion/completions/pinfold"),
@@ -87,6 +89,9 @@ fn install(prefix: &Path, to: &Path) -> Result<()> {
     for (built, installed, mode) in BUILT {
         copy(&release.join(built), &to.join(installed), mode)?;
     }
+    let link = to.join(LINK);
+    let _ = fs::remove_file(&link);
+    symlink("libpinfold.so.0", &link).with_context(|| link.display().to_string())?;
     for header in HEADERS {
         let source = Path::new("crates/malloc/include").join(header);
         copy(&source, &to.join("include").join(header), 0o644)?;
@@ -133,7 +138,8 @@ fn remove(to: &Path) -> Result<()> {
     files.extend(COMPLETIONS.map(|(_, place)| place.to_owned()));
     files.extend(cmake().map(|(name, _)| format!("{CMAKE}/{name}")));
     files.extend(LICENSES.map(|name| format!("{OWN}/{name}")));
-    files.extend([PKG_CONFIG.to_owned(), format!("{OWN}/{PAGES}")]);
+    files.extend([LINK, PKG_CONFIG].map(str::to_owned));
+    files.push(format!("{OWN}/{PAGES}"));
     let pages = fs::read_to_string(to.join(OWN).join(PAGES)).unwrap_or_default();
     let is_page = |name: &&str| name.starts_with("pinfold") && !name.contains('/');
     files.extend(
@@ -241,8 +247,8 @@ if(NOT TARGET pinfold::pinfold)
   get_filename_component(_pinfold "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
   add_library(pinfold::pinfold SHARED IMPORTED)
   set_target_properties(pinfold::pinfold PROPERTIES
-    IMPORTED_LOCATION "${_pinfold}/lib/libpinfold.so"
-    IMPORTED_SONAME libpinfold.so
+    IMPORTED_LOCATION "${_pinfold}/lib/libpinfold.so.0"
+    IMPORTED_SONAME libpinfold.so.0
     INTERFACE_INCLUDE_DIRECTORIES "${_pinfold}/include")
   add_library(pinfold::static STATIC IMPORTED)
   set_target_properties(pinfold::static PROPERTIES

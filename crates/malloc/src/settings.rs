@@ -187,7 +187,7 @@ pub static SETTINGS: [Setting; 16] = [
     },
     Setting {
         name: LIBRARY,
-        values: "the path of libpinfold.so",
+        values: "the path of libpinfold.so.0",
         default: "a file beside the command, or the command's own copy",
         help: "the library that `pinfold run` preloads",
         grammar: Grammar::Path,

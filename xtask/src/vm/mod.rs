@@ -188,7 +188,7 @@ impl Prepared {
         let libc = self.libc.as_ref().map(|libc| libc.folder.clone());
         let mut root = Root::new(self.cache.join("root"), &self.busybox, libc, self.arch)?;
         root.program(&command, "bin/pinfold")?;
-        root.program(&library, "lib/libpinfold.so")?;
+        root.program(&library, "lib/libpinfold.so.0")?;
         Ok(root)
     }
 

@@ -127,7 +127,7 @@ fn runs_of(test: &Test) -> [Run; 2] {
             "LTP_TIMEOUT_MUL=10".to_owned(),
         ];
         if how == "with" {
-            words.push("LD_PRELOAD=/lib/libpinfold.so".to_owned());
+            words.push("LD_PRELOAD=/lib/libpinfold.so.0".to_owned());
         }
         // The console is slow, and a test's last lines say why it fails.
         let command = format!(

@@ -9,6 +9,7 @@
 //! the command accepts only files and folders of this user, and of root above the cache folder.
 #![allow(unsafe_code, reason = "the library's bytes come from assembly")]
 
+use super::library::FILE;
 use super::trust::Rule;
 use anyhow::{Context, Result, bail};
 use object::Object;
@@ -67,7 +68,7 @@ pub fn written_out(content: &[u8]) -> Result<PathBuf> {
         bail!("neither XDG_CACHE_HOME nor HOME is an absolute path; {REMEDY}");
     };
     written_to(&cache, content)
-        .with_context(|| format!("cannot keep libpinfold.so in {}; {REMEDY}", cache.display()))
+        .with_context(|| format!("cannot keep {FILE} in {}; {REMEDY}", cache.display()))
 }
 
 /// Returns the cache folder of the XDG base directory specification.
@@ -91,7 +92,7 @@ fn written_to(cache: &Path, content: &[u8]) -> Result<PathBuf> {
             bail!("{} is not a folder", folder.display());
         }
     }
-    let file = folder.join("libpinfold.so");
+    let file = folder.join(FILE);
     let is_there = match fs::symlink_metadata(&file) {
         Ok(_) => Rule::user_only()?.check(&file)?.len() == content.len() as u64,
         Err(error) if error.kind() == ErrorKind::NotFound => false,

@@ -8,6 +8,9 @@ use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+/// The name of the installed library.
+pub const FILE: &str = "libpinfold.so.0";
+
 /// Finds the library: at the path in `PINFOLD_LIBRARY`, in `../lib` beside an installed command,
 /// beside a built command, or in the command itself.
 pub fn find() -> Result<PathBuf> {
@@ -33,7 +36,7 @@ fn look() -> Result<PathBuf> {
         return match path.canonicalize() {
             Ok(path) if path.is_file() => Ok(path),
             _ => bail!(
-                "{LIBRARY} is {}, which is not a file; set it to the path of libpinfold.so, or unset it",
+                "{LIBRARY} is {}, which is not a file; set it to the path of {FILE}, or unset it",
                 path.display()
             ),
         };
@@ -41,15 +44,16 @@ fn look() -> Result<PathBuf> {
     let command = env::current_exe().and_then(|command| command.canonicalize());
     let command = command.with_context(|| {
         format!(
-            "cannot look for libpinfold.so beside the command; mount /proc by `mount -t proc proc /proc`, or set {LIBRARY} to the library's path"
+            "cannot look for {FILE} beside the command; mount /proc by `mount -t proc proc /proc`, or set {LIBRARY} to the library's path"
         )
     })?;
     let here = command.parent().unwrap_or(Path::new("/"));
     let places = [
-        here.join("../lib/libpinfold.so"),
-        here.join("../lib/x86_64-linux-gnu/libpinfold.so"),
-        here.join("../lib/aarch64-linux-gnu/libpinfold.so"),
-        here.join("libpinfold.so"),
+        here.join("../lib").join(FILE),
+        here.join("../lib/x86_64-linux-gnu").join(FILE),
+        here.join("../lib/aarch64-linux-gnu").join(FILE),
+        here.join("../lib64").join(FILE),
+        here.join(FILE),
         // Cargo puts the shared library of a dependency here.
         here.join("deps/libpinfold_preload.so"),
         here.join("libpinfold_preload.so"),
@@ -69,7 +73,7 @@ fn look() -> Result<PathBuf> {
     match contained::content() {
         Some(content) => contained::written_out(content),
         None => bail!(
-            "libpinfold.so is neither in {} nor beside the command{why}; install it with the command, or set {LIBRARY} to its path",
+            "{FILE} is neither in {} nor beside the command{why}; install it with the command, or set {LIBRARY} to its path",
             here.join("../lib").display()
         ),
     }
