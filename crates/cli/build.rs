@@ -10,11 +10,17 @@ fn main() {
     if variable("PROFILE") != "release" {
         return;
     }
+    // `cargo xtask install` strips the library before it builds the command.
+    const STRIPPED: &str = "PINFOLD_CONTAINED_LIBRARY";
+    println!("cargo::rerun-if-env-changed={STRIPPED}");
     // Cargo may run this script before it builds the library, so the script only computes the path.
     // OUT_DIR is FOLDER/build/PACKAGE/out, and the library will be in FOLDER/deps.
-    if let Some(folder) = Path::new(&variable("OUT_DIR")).ancestors().nth(3) {
-        let library = folder.join("deps/libpinfold_preload.so");
-        println!("cargo::rustc-env=PINFOLD_CONTAINED={}", library.display());
-        println!("cargo::rustc-cfg=contains_library");
-    }
+    let (stripped, out) = (variable(STRIPPED), variable("OUT_DIR"));
+    let library = match Path::new(&out).ancestors().nth(3) {
+        _ if !stripped.is_empty() => stripped.into(),
+        Some(folder) => folder.join("deps/libpinfold_preload.so"),
+        None => return,
+    };
+    println!("cargo::rustc-env=PINFOLD_CONTAINED={}", library.display());
+    println!("cargo::rustc-cfg=contains_library");
 }
