@@ -1,8 +1,9 @@
-//! Chores for developers: `cargo xtask tidy`, `figures`, `stack`, `install`, `vm`, `root` and
-//! `policy-tests`.
+//! Chores for developers: `cargo xtask tidy`, `figures`, `stack`, `install`, `deb`, `vm`, `root`
+//! and `policy-tests`.
 #![forbid(unsafe_code)]
 
 mod calls;
+mod deb;
 mod documents;
 mod figures;
 mod floors;
@@ -34,6 +35,7 @@ enum Chore {
     Figures(figures::Args),
     Stack(stack::Args),
     Install(install::Args),
+    Deb(deb::Args),
     Vm(vm::Args),
     Root(vm::chroot::Args),
     PolicyTests(vm::policy_tests::Args),
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Chore::Figures(args) => figures::main(&args),
         Chore::Stack(args) => stack::main(args),
         Chore::Install(args) => install::main(args),
+        Chore::Deb(args) => deb::main(&args),
         Chore::Vm(args) => vm::main(args),
         Chore::Root(args) => vm::chroot::main(&args),
         Chore::PolicyTests(args) => vm::policy_tests::main(&args),
@@ -108,6 +111,10 @@ mod tests {
             "stack --limit 2048 --entry malloc --entry free --frames 256 --without f --chains",
             "install --prefix /usr/local",
             "install --prefix /usr --destdir /tmp/root",
+            "install --prefix /usr --libdir lib/x86_64-linux-gnu",
+            "install --prefix /usr --remove",
+            "deb",
+            "deb --to /tmp/debs",
             "vm",
             "vm --list",
             "vm --prepare --machine cpus16 -- topology operations machine_cpus",
@@ -140,6 +147,8 @@ mod tests {
             "stack --limit many",
             "install",
             "install --prefix relative/folder",
+            "install --prefix /usr --libdir ../lib",
+            "deb --maintainer nobody",
             "vm topology",
             "vm --machine nodes5",
             "vm --arch riscv64",

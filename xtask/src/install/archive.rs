@@ -12,7 +12,7 @@
 //! * `rest.o` is everything else, linked into one object. Only the names of the headers are global,
 //!   and those that `names.o` uses. The latter get a prefix.
 
-use super::elf::{NO_BITCODE, objcopy};
+use super::elf::{DROPPED, objcopy};
 use anyhow::{Context, Result, bail};
 use object::read::archive::ArchiveFile;
 use object::{Object, ObjectSymbol};
@@ -59,7 +59,7 @@ pub fn make(built: &Path, to: &Path, declared: &[&str]) -> Result<()> {
     let objects = [work.join("names.o"), work.join("rest.o")];
     for (from, to) in [&names, &linked].into_iter().zip(&objects) {
         let mut copy = objcopy();
-        copy.arg("--strip-debug").args(NO_BITCODE);
+        copy.arg("--strip-debug").args(DROPPED);
         copy.arg(with("--redefine-syms=", &renames));
         if from == &linked {
             copy.arg(with("--keep-global-symbols=", &keeps));

@@ -1,13 +1,18 @@
 //! Strips programs and libraries, and reads what they need.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use object::Object;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The options of objcopy that drop the compiler's bitcode, which only the compiler can read.
-pub const NO_BITCODE: [&str; 2] = ["--remove-section=.llvmbc", "--remove-section=.llvmcmd"];
+/// The options of objcopy that drop the compiler's bitcode and name, which no program uses.
+pub const DROPPED: [&str; 3] = [
+    "--remove-section=.llvmbc",
+    "--remove-section=.llvmcmd",
+    "--remove-section=.comment",
+];
 
 pub fn objcopy() -> Command {
     Command::new("objcopy")
@@ -16,7 +21,7 @@ pub fn objcopy() -> Command {
 /// Writes `from` to `to` without its symbols and debug information.
 pub fn strip(from: &Path, to: &Path) -> Result<()> {
     let mut copy = objcopy();
-    copy.args(["--strip-unneeded", "--remove-section=.comment"]);
+    copy.arg("--strip-unneeded").args(DROPPED);
     crate::run(copy.arg(from).arg(to)).context("objcopy comes with Debian's package binutils")
 }
 
@@ -37,4 +42,64 @@ pub fn debug_place(file: &Path) -> Result<PathBuf> {
     Ok(Path::new(".build-id")
         .join(hex(&id[..1]))
         .join(hex(&id[1..]) + ".debug"))
+}
+
+/// What the loader needs to load a file.
+#[derive(Debug, Default, PartialEq)]
+pub struct Needs {
+    pub libraries: BTreeSet<String>,
+    /// The oldest version of glibc that has all symbols and features, like 2.35.
+    pub glibc: (u32, u32),
+}
+
+/// Returns what the loader needs to load all of `files`.
+pub fn needs(files: &[&Path]) -> Result<Needs> {
+    let said = Command::new("objdump").arg("-p").args(files).output();
+    let said = said.context("cannot start objdump, of Debian's package binutils")?;
+    if !said.status.success() {
+        bail!("objdump failed: {}", String::from_utf8_lossy(&said.stderr));
+    }
+    Ok(read_needs(&String::from_utf8_lossy(&said.stdout)))
+}
+
+fn read_needs(said: &str) -> Needs {
+    let mut needs = Needs::default();
+    for line in said.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match *words {
+            ["NEEDED", library] => {
+                needs.libraries.insert(library.to_owned());
+            }
+            // Packed relocations.
+            [_, _, _, "GLIBC_ABI_DT_RELR"] => needs.glibc = needs.glibc.max((2, 36)),
+            [_, _, _, version] => {
+                let numbers = version.strip_prefix("GLIBC_").unwrap_or_default();
+                let mut numbers = numbers.split('.').map_while(|number| number.parse().ok());
+                if let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) {
+                    needs.glibc = needs.glibc.max((major, minor));
+                }
+            }
+            _ => {}
+        }
+    }
+    needs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_version_of_glibc_counts() {
+        let needs = |last: &str| {
+            read_needs(&format!(
+                "  NEEDED               libc.so.6\n  SONAME               libpinfold.so.0\n\
+                 \x20   0x09691a75 0x00 02 GLIBC_2.2.5\n    0x069691b4 0x00 08 {last}\n"
+            ))
+        };
+        assert_eq!(needs("GLIBC_2.34").glibc, (2, 34));
+        assert_eq!(needs("GLIBC_ABI_DT_RELR").glibc, (2, 36));
+        assert_eq!(needs("GCC_3.0").glibc, (2, 2));
+        assert!(needs("x").libraries.iter().eq(["libc.so.6"]));
+    }
 }
