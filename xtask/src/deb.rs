@@ -161,8 +161,8 @@ fn package_of(file: &str, libdir: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the time in the packages.
-fn epoch() -> Result<String> {
+/// Returns the Unix time in the packages.
+pub fn epoch() -> Result<String> {
     let epoch = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(epoch) => epoch,
         Err(_) => said(Command::new("git").args(["log", "-1", "--format=%ct"]))

@@ -1,5 +1,5 @@
-//! Chores for developers: `cargo xtask tidy`, `figures`, `stack`, `install`, `deb`, `vm`, `root`
-//! and `policy-tests`.
+//! Chores for developers: `cargo xtask tidy`, `figures`, `stack`, `install`, `deb`, `wheel`,
+//! `vm`, `root` and `policy-tests`.
 #![forbid(unsafe_code)]
 
 mod calls;
@@ -11,6 +11,7 @@ mod install;
 mod stack;
 mod tidy;
 mod vm;
+mod wheel;
 
 use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
@@ -36,6 +37,7 @@ enum Chore {
     Stack(stack::Args),
     Install(install::Args),
     Deb(deb::Args),
+    Wheel(wheel::Args),
     Vm(vm::Args),
     Root(vm::chroot::Args),
     PolicyTests(vm::policy_tests::Args),
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Chore::Stack(args) => stack::main(args),
         Chore::Install(args) => install::main(args),
         Chore::Deb(args) => deb::main(&args),
+        Chore::Wheel(args) => wheel::main(&args),
         Chore::Vm(args) => vm::main(args),
         Chore::Root(args) => vm::chroot::main(&args),
         Chore::PolicyTests(args) => vm::policy_tests::main(&args),
@@ -115,6 +118,7 @@ mod tests {
             "install --prefix /usr --remove",
             "deb",
             "deb --to /tmp/debs",
+            "wheel",
             "vm",
             "vm --list",
             "vm --prepare --machine cpus16 -- topology operations machine_cpus",

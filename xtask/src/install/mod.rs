@@ -82,7 +82,7 @@ const MANUAL: &str = "share/man/man1";
 const DEBUG: &str = "lib/debug";
 /// The folder with the licenses, and with the list of the installed files.
 const OWN: &str = "share/doc/pinfold";
-const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+pub const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 const LIST: &str = "share/doc/pinfold/files";
 
 fn absolute(folder: &str) -> Result<PathBuf> {
