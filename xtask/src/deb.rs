@@ -174,15 +174,24 @@ pub fn epoch() -> Result<String> {
     Ok(epoch)
 }
 
+/// Parts of glibc. Before 2.34, some are libraries of their own.
+const GLIBC: [&str; 6] = [
+    "libc.so",
+    "libm.so",
+    "libdl.so",
+    "libpthread.so",
+    "librt.so",
+    "ld-linux",
+];
+
 /// Returns the packages that have these libraries.
 fn depends(needs: &elf::Needs) -> Result<Vec<String>> {
     let mut packages = Vec::new();
     for library in &needs.libraries {
+        let is_glibc = GLIBC.iter().any(|name| library.starts_with(name));
         packages.push(match library.as_str() {
             "libgcc_s.so.1" => "libgcc-s1 (>= 4.2)".to_owned(),
-            name if ["libc.so.6", "libm.so.6"].contains(&name) || name.starts_with("ld-linux") => {
-                format!("libc6 (>= {}.{})", needs.glibc.0, needs.glibc.1)
-            }
+            _ if is_glibc => format!("libc6 (>= {}.{})", needs.glibc.0, needs.glibc.1),
             other => bail!("the files need {other}; add its package to xtask/src/deb.rs"),
         });
     }
