@@ -24,7 +24,7 @@
 //!
 //! Any thread reads them. The words guard no other memory, so all orderings are relaxed.
 
-use super::{GRANULE, budget, huge_total};
+use super::{GRANULE, budget, huge_total, parked};
 use crate::nodes::{self, MAX_NODES};
 use crate::segment;
 use core::sync::atomic::Ordering::Relaxed;
@@ -55,7 +55,7 @@ enum Figure {
     Dirty,
 }
 
-/// Granules in use by large blocks. A large block is a run of its own.
+/// Granules in use by large blocks, and parked. A large block is a run of its own.
 static LARGE_USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Granules in use by slabs of small objects.
@@ -153,20 +153,31 @@ pub(super) fn small_in_use() -> usize {
 }
 
 /// Returns how many bytes are in use by large blocks: runs of one block, whose page map entry is
-/// [`LARGE`](super::LARGE). One load.
+/// [`LARGE`](super::LARGE). A few loads for each CPU.
 pub fn large_in_use() -> usize {
-    LARGE_USED.load(Relaxed) * GRANULE
+    let parked: usize = (0..nodes::count()).map(parked::granules).sum();
+    // A run may be parked between the two loads.
+    LARGE_USED.load(Relaxed).saturating_sub(parked) * GRANULE
 }
 
 /// Returns how many dirty granules there are beyond the number that may be kept. Called after each
 /// `free_run`. Costs some loads for each node.
 pub(super) fn excess() -> usize {
+    dirty_of_all().saturating_sub(most())
+}
+
+/// Returns whether a CPU may park `granules`, beside the runs that are dirty.
+pub(super) fn may_stay(granules: usize) -> bool {
+    dirty_of_all() + granules <= most()
+}
+
+/// Returns how many granules may be dirty.
+fn most() -> usize {
     let used = used();
     let lately = used
         .max(MOST_NOW.load(Relaxed))
         .max(MOST_BEFORE.load(Relaxed));
-    let kept = budget::kept_most(used * GRANULE, lately * GRANULE);
-    dirty_of_all().saturating_sub(kept / GRANULE)
+    budget::kept_most(used * GRANULE, lately * GRANULE) / GRANULE
 }
 
 /// Returns how many granules are in dirty free runs of all nodes.

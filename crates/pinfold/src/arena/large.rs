@@ -10,7 +10,13 @@
 //! | [`LARGE`] | with the run |
 //! | [`COLOURED`] | at the colour of the run |
 
-use super::{GRANULE, LARGE, address_of, entry, index_of, run_size};
+use super::numa::{self, NodeRequest};
+use super::parked::{self, Parked};
+use super::runs::{Run, alloc_run, give_back};
+use super::{
+    GRANULE, LARGE, address_of, entry, frame, index_of, index_of_run, kept, run_size, set_entry,
+};
+use crate::sanitizer;
 use core::ptr::NonNull;
 
 /// The page map's entry for a run that is one block, which begins at the run's colour.
@@ -47,6 +53,38 @@ pub(crate) fn colour_of(start: NonNull<u8>) -> usize {
 pub fn granules_for(size: usize, entry: u16) -> usize {
     let most = if entry == COLOURED { MOST } else { 0 };
     (size + most).div_ceil(GRANULE).max(1)
+}
+
+/// Allocates a run for a block: one that this CPU has parked (`parked`), or else as [`alloc_run`]
+/// does. `entry` is [`LARGE`] or [`COLOURED`].
+pub fn alloc_block_run(granules: usize, node: usize, entry: u16) -> Option<Run> {
+    let Some(parked) = parked::take(node, granules) else {
+        return alloc_run(granules, node, entry, false);
+    };
+    set_entry(parked.head, entry);
+    numa::count(NodeRequest::only(node), granules);
+    sanitizer::took_memory();
+    NonNull::new(address_of(parked.head)).map(|start| Run {
+        start,
+        zeroed: false,
+    })
+}
+
+/// Frees a run that is one block, as [`free_run`](super::free_run) does. This CPU may park the run.
+///
+/// # Safety
+///
+/// `start` begins a run from [`alloc_block_run`] or [`alloc_run`], and no thread uses the run any
+/// more.
+pub unsafe fn free_block_run(start: NonNull<u8>) {
+    let head = index_of_run(start);
+    // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
+    let granules = u32::from(unsafe { (*frame(head)).granules });
+    set_entry(head, 0);
+    if let Some(run) = parked::park(Parked { head, granules }) {
+        kept::large_less(run.granules as usize);
+        give_back(run.head, run.granules);
+    }
 }
 
 /// Returns where the block begins that is the run at `start`. Costs a few instructions and a load.

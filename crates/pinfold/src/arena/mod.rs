@@ -31,6 +31,9 @@
 //! | clean | yes | zeroes, with no memory behind them | in use; absent, when it is unmapped |
 //! | absent | no | | clean, when the arena maps it |
 //!
+//! A freed block that is a run may be **parked** on its CPU instead (`parked`). A parked run
+//! becomes a block of the same length, or dirty.
+//!
 //! To **purge** a dirty run is to give its memory to the system. If the system refuses, a long run
 //! is unmapped instead.
 //!
@@ -51,6 +54,7 @@
 //! |---|---|
 //! | the free runs of a node, and their frames | the holder of the arena's lock |
 //! | the frames and the private part of a run in use | the holder of the run |
+//! | a parked run, and its frames | the thread that takes it out of its place (`parked`) |
 //! | the page map entries of a run | the thread that allocates or frees the run |
 //! | the regions and the window | the holder of the regions' lock |
 
@@ -63,6 +67,7 @@ mod kept;
 mod large;
 mod metadata;
 mod numa;
+mod parked;
 mod purge;
 mod resize;
 mod runs;
@@ -84,7 +89,8 @@ pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, HugePagesError, huge_pages,
 pub use kept::large_in_use;
 pub(crate) use large::colour_of;
 pub use large::{
-    COLOURED, COLOURED_ALIGN, block_of_run, granules_for, offset_in_run, run_at, size_in_run,
+    COLOURED, COLOURED_ALIGN, alloc_block_run, block_of_run, free_block_run, granules_for,
+    offset_in_run, run_at, size_in_run,
 };
 pub(crate) use metadata::alloc as alloc_metadata;
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};
@@ -417,7 +423,7 @@ pub fn metadata_mapped() -> u64 {
 }
 
 /// Returns how many of the held bytes are in dirty free runs: memory that is kept for the next use.
-/// One load for each node.
+/// A few loads for each node and each CPU.
 ///
 /// ```
 /// use pinfold::memory;
@@ -425,7 +431,8 @@ pub fn metadata_mapped() -> u64 {
 /// assert!(memory::dirty() <= memory::held());
 /// ```
 pub fn dirty() -> u64 {
-    let granules: usize = (0..nodes::count()).map(kept::dirty).sum();
+    let granules = |node| kept::dirty(node) + parked::granules(node);
+    let granules: usize = (0..nodes::count()).map(granules).sum();
     (granules * GRANULE) as u64
 }
 

@@ -132,6 +132,7 @@ pub(super) fn purge_aged(node: usize, now: u32) {
         if spared::any() {
             return;
         }
+        arena.take_parked(node);
         let until = now.wrapping_sub(DIRTY_FOR.load(Relaxed));
         drop(purge(arena, node, |free| free.take_oldest(Some(until))));
     }
@@ -210,6 +211,11 @@ pub fn set_dirty_time(time: Duration) {
     DIRTY_FOR.store(time.as_millis().min(most) as u32, Relaxed);
 }
 
+/// Returns whether free memory does not stay with the process at all.
+pub(super) fn gives_back_at_once() -> bool {
+    DIRTY_FOR.load(Relaxed) == 0
+}
+
 /// Returns how long free memory stays with the process before it goes back. Costs one load.
 pub fn dirty_time() -> Duration {
     Duration::from_millis(u64::from(DIRTY_FOR.load(Relaxed)))
@@ -226,6 +232,7 @@ pub fn trim() -> usize {
     for node in 0..nodes::count() {
         if let Some(mut arena) = arena_of(node).lock_or_divert() {
             arena.take_back(node);
+            arena.take_parked(node);
             drop(purge_all(arena, node));
         }
     }

@@ -70,7 +70,11 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     let Some(mut arena) = arena_of(node).lock_or_divert() else {
         return false;
     };
-    let Some(clean) = arena.take_at(node, head + old, new - old) else {
+    let mut clean = arena.take_at(node, head + old, new - old);
+    if clean.is_none() && arena.take_parked(node) {
+        clean = arena.take_at(node, head + old, new - old);
+    }
+    let Some(clean) = clean else {
         return false;
     };
     run.granules = new as u16;
@@ -161,9 +165,14 @@ pub fn alloc_growing_run(
     }
     let mut arena = arena_of(node).lock_or_divert()?;
     let room = (2 * granules).min(MAX_RUN);
-    let dirty = [room, granules]
-        .into_iter()
-        .find_map(|length| arena.free.find(State::Dirty, length, false));
+    let find = |arena: &mut Arena| {
+        let mut lengths = [room, granules].into_iter();
+        lengths.find_map(|length| arena.free.find(State::Dirty, length, false))
+    };
+    let mut dirty = find(&mut arena);
+    if dirty.is_none() && arena.take_parked(node) {
+        dirty = find(&mut arena);
+    }
     let (head, clean) = if let Some(head) = dirty {
         arena.free.take_front(head, granules);
         (head, 0)

@@ -21,6 +21,7 @@
 
 use super::free_runs::FreeRuns;
 use super::numa::{self, NodeRequest};
+use super::parked;
 use super::purge::{purge_aged, purge_all, relieve};
 use super::window;
 use super::{
@@ -173,7 +174,10 @@ fn alloc_at(node: usize, granules: u32, align: u32, dense: bool) -> Option<Run> 
     let room = numa::has_room(node, granules as usize);
     let mut arena = arena_of(node).lock_or_divert()?;
     arena.take_back(node);
-    let dirty = arena.free.take(State::Dirty, granules, align, dense);
+    let mut dirty = arena.free.take(State::Dirty, granules, align, dense);
+    if dirty.is_none() && arena.take_parked(node) {
+        dirty = arena.free.take(State::Dirty, granules, align, dense);
+    }
     let mut found = dirty.map(|head| (head, 0));
     if found.is_none() {
         if !room || budget::near(held() as usize, granules as usize * GRANULE) {
@@ -312,6 +316,17 @@ impl Arena {
                 set_aside(run as *mut u8);
             }
         }
+    }
+
+    /// Takes the runs of this arena that CPUs have parked. Returns whether there was one.
+    pub(super) fn take_parked(&mut self, node: usize) -> bool {
+        let mut any = false;
+        parked::take_all(node, |run| {
+            kept::large_less(run.granules as usize);
+            self.take_in(node, run.head, run.granules);
+            any = true;
+        });
+        any
     }
 
     /// Maps memory, so that there is a clean run of `granules` in a region that is `dense` or not.

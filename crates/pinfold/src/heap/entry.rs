@@ -186,7 +186,7 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
         let size = unsafe { arena::size_in_run(block, run) };
         counted::freed_large(block, size, from);
         // SAFETY: the run is one block, and the caller passes ownership of it.
-        unsafe { arena::free_run(run) };
+        unsafe { arena::free_block_run(run) };
     } else {
         let class = |size| kmalloc::sampled(kmalloc::class_of(size));
         let freed = |size| counted::freed_class(block, class(size), from);

@@ -93,7 +93,7 @@ fn alloc_run(ask: Ask) -> Option<*mut u8> {
     };
     let granules = arena::granules_for(ask.size, entry);
     let node = arena::node_here();
-    let run = slab::or_reclaim(|| arena::alloc_run(granules, node, entry, false))?;
+    let run = slab::or_reclaim(|| arena::alloc_block_run(granules, node, entry))?;
     Some(run_of(run, ask.size, ask.zeroed))
 }
 

@@ -61,7 +61,8 @@ unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
 /// itself has no size.
 ///
 /// On the common path, an allocation and a free cost one critical section each. A layout above 512
-/// KiB costs the arena's lock. A layout from 62 MiB on costs a system call.
+/// KiB costs the arena's lock, unless the CPU keeps a freed block of that size. A layout from 62 MiB
+/// on costs a system call.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
@@ -101,7 +102,7 @@ fn alloc_run(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
     }
     let granules = layout.size().div_ceil(GRANULE);
     let node = nodes::current();
-    let run = or_reclaim(|| arena::alloc_run(granules, node, LARGE, false))?;
+    let run = or_reclaim(|| arena::alloc_block_run(granules, node, LARGE))?;
     Some((sized(run.start, granules * GRANULE), run.zeroed))
 }
 
@@ -136,7 +137,7 @@ unsafe fn free_large(block: NonNull<u8>) {
     if arena::entry(block.as_ptr() as usize) == LARGE {
         // SAFETY: the page map says that a run begins at the block. The caller passes ownership of
         // the block.
-        unsafe { arena::free_run(block) };
+        unsafe { arena::free_block_run(block) };
         return;
     }
     // SAFETY: the caller passes ownership of the block. `free_huge` refuses an address at which no

@@ -1,0 +1,167 @@
+//! A CPU keeps a few freed large blocks for its next allocations. No block is served twice, and the
+//! memory serves other sizes and goes back to the system as other free memory does.
+
+use pinfold::internal::arena::{self, COLOURED, GRANULE, LARGE, Run};
+use pinfold::memory;
+use pinfold::shepherd::Shepherd;
+use pinfold::slab::KmemCache;
+use std::alloc::Layout;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Mutex, MutexGuard};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+
+/// Waits until no other test of this file runs, because they read the figures of the process. Then
+/// gives all free memory back.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(|lock| lock.into_inner());
+    memory::trim();
+    alone
+}
+
+fn alloc(granules: usize) -> Run {
+    arena::alloc_block_run(granules, 0, LARGE).unwrap()
+}
+
+fn free(run: Run) {
+    // SAFETY: the run comes from `alloc`, and is not used afterwards.
+    unsafe { arena::free_block_run(run.start) };
+}
+
+/// Allocates blocks of `granules`, and frees them.
+fn alloc_and_free(blocks: usize, granules: usize) {
+    let runs: Vec<Run> = (0..blocks).map(|_| alloc(granules)).collect();
+    runs.into_iter().for_each(free);
+}
+
+#[test]
+fn a_freed_block_is_free_memory() {
+    let _alone = alone();
+    let (used, dirty) = (memory::large_in_use(), memory::dirty());
+    let run = alloc(30);
+    assert_eq!(memory::large_in_use(), used + 30 * GRANULE);
+    free(run);
+    assert_eq!(memory::large_in_use(), used);
+    assert_eq!(memory::dirty(), dirty + 30 * GRANULE as u64);
+    assert_eq!(arena::entry(run.start.as_ptr() as usize), 0);
+    assert!(arena::run_at(run.start.as_ptr()).is_none());
+}
+
+#[test]
+fn a_freed_block_serves_the_next_of_its_length() {
+    let _alone = alone();
+    let first = alloc(20);
+    free(first);
+    let held = memory::held();
+    let next = arena::alloc_block_run(20, 0, COLOURED).unwrap();
+    assert_eq!(arena::entry(next.start.as_ptr() as usize), COLOURED);
+    assert!(!next.zeroed);
+    assert_eq!(memory::held(), held);
+    free(next);
+}
+
+#[test]
+fn freed_blocks_serve_other_lengths() {
+    let _alone = alone();
+    alloc_and_free(3, 20);
+    let held = memory::held();
+    // The three runs lie side by side.
+    let run = alloc(60);
+    assert_eq!(memory::held(), held);
+    let slab = arena::alloc_run(1, 0, LARGE, false).unwrap();
+    free(run);
+    free(slab);
+}
+
+#[test]
+fn a_block_grows_into_a_freed_one() {
+    let _alone = alone();
+    let (first, second) = (alloc(20), alloc(20));
+    let (low, high) = match first.start < second.start {
+        true => (first, second),
+        false => (second, first),
+    };
+    free(high);
+    let held = memory::held();
+    // SAFETY: the run is this test's.
+    assert!(unsafe { arena::resize_run(low.start, 40) });
+    assert_eq!(memory::held(), held);
+    free(low);
+}
+
+#[test]
+fn freed_blocks_go_back_when_they_are_trimmed_and_when_they_are_old() {
+    let _alone = alone();
+    let before = memory::held();
+    alloc_and_free(4, 16);
+    assert!(memory::held() >= before + 4 * MIB);
+    memory::trim();
+    assert_eq!((memory::held(), memory::dirty()), (before, 0));
+
+    alloc_and_free(4, 16);
+    // A shepherd's ticks reach the arenas once there is a cache.
+    let _cache = KmemCache::new("any", Layout::new::<u64>()).unwrap();
+    let shepherd = Shepherd::new();
+    let begun = Instant::now();
+    while memory::held() > before {
+        let (held, dirty) = (memory::held(), memory::dirty());
+        assert!(
+            begun.elapsed().as_secs() < 20,
+            "{held} bytes, {dirty} dirty, stay"
+        );
+        shepherd.tick();
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// Threads allocate and free blocks of few lengths, and write to them, while another one trims.
+#[test]
+fn no_block_is_served_twice() {
+    let _alone = alone();
+    let over = AtomicBool::new(false);
+    let work = |thread: usize| {
+        let mut random = thread;
+        let mut kept: Vec<(Run, usize, u64)> = Vec::new();
+        for step in 0..20_000u64 {
+            random = random
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let granules = [8, 9, 16, 47][(random >> 33) % 4];
+            let (run, mark) = (alloc(granules), (thread as u64) << 32 | step);
+            let words = run.start.as_ptr().cast::<u64>();
+            let last = granules * GRANULE / 8 - 1;
+            // SAFETY: the run is this thread's until it is freed below.
+            unsafe {
+                words.write_volatile(mark);
+                words.add(last).write_volatile(mark);
+            }
+            kept.push((run, last, mark));
+            if kept.len() > 1 + (random >> 40) % 4 {
+                let (run, last, mark) = kept.swap_remove((random >> 45) % kept.len());
+                let words = run.start.as_ptr().cast::<u64>();
+                // SAFETY: as above.
+                let found = unsafe { (words.read_volatile(), words.add(last).read_volatile()) };
+                assert_eq!(found, (mark, mark));
+                free(run);
+            }
+        }
+        kept.into_iter().for_each(|(run, ..)| free(run));
+    };
+    scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Relaxed) {
+                memory::trim();
+            }
+        });
+        let threads: Vec<_> = (0..4).map(|nth| scope.spawn(move || work(nth))).collect();
+        let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+        over.store(true, Relaxed);
+        results.into_iter().for_each(|result| result.unwrap());
+    });
+    memory::trim();
+    assert_eq!((memory::large_in_use(), memory::dirty()), (0, 0));
+}
