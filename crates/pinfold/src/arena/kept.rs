@@ -36,7 +36,7 @@ const PERIOD: u32 = 450;
 /// A node's figures, in granules.
 #[repr(align(64))]
 struct Figures {
-    /// Granules in runs that are in use.
+    /// Granules in runs that are in use, or parked (`parked`).
     used: AtomicUsize,
     /// Granules in dirty free runs.
     dirty: AtomicUsize,

@@ -115,36 +115,40 @@ pub(super) fn park(run: Parked) -> Option<Parked> {
 
 /// Takes a run of `granules` on `node` that this CPU has parked.
 pub(super) fn take(node: usize, granules: usize) -> Option<Parked> {
-    let fits = |run: &Parked| {
-        run.granules as usize == granules && super::node_of(address_of(run.head) as usize) == node
-    };
-    row().places.iter().find_map(|place| {
-        let word = place.load(Relaxed);
-        Parked::of_word(word)
-            .filter(fits)
-            .filter(|_| place.compare_exchange(word, 0, Acquire, Relaxed).is_ok())
-    })
+    let fits = |word| word & LENGTH == granules && is_on(node, word);
+    row().places.iter().find_map(|place| take_if(place, fits))
 }
 
 /// Takes the runs of `node` that any CPU has parked, and passes each to `f`. Reads a cache line for
 /// each of at most 64 CPUs.
-pub(super) fn take_all(node: usize, mut f: impl FnMut(Parked)) {
-    for place in rows().flat_map(|row| &row.places) {
-        let word = place.load(Relaxed);
-        let is_here = |run: &Parked| super::node_of(address_of(run.head) as usize) == node;
-        let taken = Parked::of_word(word)
-            .filter(is_here)
-            .filter(|_| place.compare_exchange(word, 0, Acquire, Relaxed).is_ok());
-        taken.into_iter().for_each(&mut f);
-    }
+pub(super) fn take_all(node: usize, f: impl FnMut(Parked)) {
+    let places = rows().flat_map(|row| &row.places);
+    places
+        .filter_map(|place| take_if(place, |word| is_on(node, word)))
+        .for_each(f);
+}
+
+/// Takes the run of a place if `fits` accepts the place's word, which is not 0.
+fn take_if(place: &AtomicUsize, fits: impl FnOnce(usize) -> bool) -> Option<Parked> {
+    let word = place.load(Relaxed);
+    let taken = word != 0
+        && fits(word)
+        // Acquire pairs with the release in `park`.
+        && place.compare_exchange(word, 0, Acquire, Relaxed).is_ok();
+    Parked::of_word(word).filter(|_| taken)
+}
+
+/// Returns whether the run of a word, which is not 0, is `node`'s.
+fn is_on(node: usize, word: usize) -> bool {
+    super::node_of(word & !LENGTH) == node
 }
 
 /// Returns how many granules of `node` are parked. Reads a cache line for each of at most 64 CPUs.
 pub(super) fn granules(node: usize) -> usize {
-    let runs = rows().flat_map(|row| &row.places);
-    let runs = runs.filter_map(|place| Parked::of_word(place.load(Relaxed)));
-    let here = runs.filter(|run| super::node_of(address_of(run.head) as usize) == node);
-    here.map(|run| run.granules as usize).sum()
+    let words = rows().flat_map(|row| &row.places);
+    let words = words.map(|place| place.load(Relaxed));
+    let here = words.filter(|&word| word != 0 && is_on(node, word));
+    here.map(|word| word & LENGTH).sum()
 }
 
 #[cfg(test)]

@@ -61,8 +61,8 @@ unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
 /// itself has no size.
 ///
 /// On the common path, an allocation and a free cost one critical section each. A layout above 512
-/// KiB costs the arena's lock, unless the CPU keeps a freed block of that size. A layout from 62 MiB
-/// on costs a system call.
+/// KiB costs the arena's lock, unless the CPU keeps a freed block of that size. A layout from 62
+/// MiB on costs a system call.
 ///
 /// ```
 /// use allocator_api2::vec::Vec;
