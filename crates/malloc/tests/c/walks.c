@@ -115,7 +115,7 @@ static int all_are_sampled_after_jumps(void)
 	CHECK(child >= 0);
 	if (child == 0) {
 		jumps = 1;
-		allocate_until(3000);
+		allocate_until(1000);
 		_exit(dropped() != 0);
 	}
 	CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status));
@@ -156,7 +156,7 @@ int main(void)
 	CHECK(dropped() == 0);
 	/* By chance, a jump leaves a slow path with a lock taken. Then another child tries. */
 	for (tries = 0; !all_are_sampled_after_jumps() && !takes_locks(); tries++)
-		CHECK(tries < 5);
+		CHECK(tries < 20);
 	write_beyond_the_limit();
 	unlink(path);
 	puts("ok");
