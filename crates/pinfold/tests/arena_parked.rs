@@ -32,6 +32,22 @@ fn free(run: Run) {
     unsafe { arena::free_block_run(run.start) };
 }
 
+fn length(run: &Run) -> usize {
+    // SAFETY: the run is in use.
+    unsafe { arena::run_size(run.start) / GRANULE }
+}
+
+/// Keeps the calling thread on its CPU.
+fn stay_here() {
+    // SAFETY: zeroes are a valid set of CPUs, and the kernel reads one.
+    unsafe {
+        let mut here: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(libc::sched_getcpu() as usize, &mut here);
+        let result = libc::sched_setaffinity(0, size_of_val(&here), &here);
+        assert_eq!(result, 0);
+    }
+}
+
 /// Allocates blocks of `granules`, and frees them.
 fn alloc_and_free(blocks: usize, granules: usize) {
     let runs: Vec<Run> = (0..blocks).map(|_| alloc(granules)).collect();
@@ -51,17 +67,31 @@ fn a_freed_block_is_free_memory() {
     assert!(arena::run_at(run.start.as_ptr()).is_none());
 }
 
+/// The arena would serve the free run at the lowest address.
 #[test]
 fn a_freed_block_serves_the_next_of_its_length() {
     let _alone = alone();
-    let first = alloc(20);
-    free(first);
+    stay_here();
+    let mut runs = [alloc(20), alloc(1), alloc(20), alloc(1)];
+    runs.sort_by_key(|run| run.start);
+    let large: Vec<Run> = runs
+        .iter()
+        .copied()
+        .filter(|run| length(run) == 20)
+        .collect();
+    // SAFETY: the run is this test's, and is not used afterwards.
+    unsafe { arena::free_run(large[0].start) };
+    free(large[1]);
     let held = memory::held();
     let next = arena::alloc_block_run(20, 0, COLOURED).unwrap();
+    assert_eq!(next.start, large[1].start);
     assert_eq!(arena::entry(next.start.as_ptr() as usize), COLOURED);
     assert!(!next.zeroed);
     assert_eq!(memory::held(), held);
     free(next);
+    runs.into_iter()
+        .filter(|run| length(run) == 1)
+        .for_each(free);
 }
 
 #[test]
@@ -116,6 +146,35 @@ fn freed_blocks_go_back_when_they_are_trimmed_and_when_they_are_old() {
         shepherd.tick();
         sleep(Duration::from_millis(20));
     }
+}
+
+/// A tick gives back what nobody has used for a while, and no block that was used just now.
+#[test]
+fn a_block_that_was_used_lately_stays() {
+    let _alone = alone();
+    stay_here();
+    let _cache = KmemCache::new("any", Layout::new::<u64>()).unwrap();
+    alloc_and_free(1, 1);
+    sleep(memory::dirty_time() + Duration::from_millis(200));
+    alloc_and_free(1, 20);
+    let dirty = memory::dirty();
+    Shepherd::new().tick();
+    assert!(memory::dirty() >= 20 * GRANULE as u64, "of {dirty} bytes");
+}
+
+#[test]
+fn the_limit_on_dirty_memory_binds() {
+    let _alone = alone();
+    stay_here();
+    memory::set_dirty_limit(Some(8 << 20));
+    alloc_and_free(4, 20);
+    assert_eq!(memory::dirty(), 5 * MIB);
+    memory::set_dirty_limit(Some(1 << 20));
+    // SAFETY: the run is not used afterwards.
+    unsafe { arena::free_run(alloc(1).start) };
+    let dirty = memory::dirty();
+    memory::set_dirty_limit(None);
+    assert!(dirty <= MIB, "{dirty}");
 }
 
 /// Threads allocate and free blocks of few lengths, and write to them, while another one trims.

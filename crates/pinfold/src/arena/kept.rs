@@ -153,30 +153,36 @@ pub(super) fn small_in_use() -> usize {
 }
 
 /// Returns how many bytes are in use by large blocks: runs of one block, whose page map entry is
-/// [`LARGE`](super::LARGE). A few loads for each CPU.
+/// [`LARGE`](super::LARGE). Four loads for each of at most 64 CPUs.
 pub fn large_in_use() -> usize {
-    let parked: usize = (0..nodes::count()).map(parked::granules).sum();
-    // A run may be parked between the two loads.
-    LARGE_USED.load(Relaxed).saturating_sub(parked) * GRANULE
+    let used = LARGE_USED.load(Relaxed);
+    // Threads may change both figures between the loads.
+    used.saturating_sub(parked::granules()) * GRANULE
 }
 
-/// Returns how many dirty granules there are beyond the number that may be kept. Called after each
-/// `free_run`. Costs some loads for each node.
+/// Returns how many dirty granules there are beyond the number that may be kept, with those that
+/// CPUs have parked. Called for each run that goes to the arena. Costs some loads for each node, and
+/// four for each of at most 64 CPUs.
 pub(super) fn excess() -> usize {
-    dirty_of_all().saturating_sub(most())
+    let parked = parked::granules();
+    (dirty_of_all() + parked).saturating_sub(most(parked))
 }
 
-/// Returns whether a CPU may park `granules`, beside the runs that are dirty.
-pub(super) fn may_stay(granules: usize) -> bool {
-    dirty_of_all() + granules <= most()
+/// Returns whether a CPU that has parked `others` may park another run of `granules`. Does not look
+/// at other CPUs: if they all have parked too much, [`excess`] finds it. Costs some loads for each
+/// node.
+pub(super) fn may_park(others: usize, granules: usize) -> bool {
+    let parked = others + granules;
+    dirty_of_all() + parked <= most(parked)
 }
 
-/// Returns how many granules may be dirty.
-fn most() -> usize {
+/// Returns how many granules may be dirty. `parked` of those that count as in use are parked.
+fn most(parked: usize) -> usize {
     let used = used();
     let lately = used
         .max(MOST_NOW.load(Relaxed))
         .max(MOST_BEFORE.load(Relaxed));
+    let used = used.saturating_sub(parked);
     budget::kept_most(used * GRANULE, lately * GRANULE) / GRANULE
 }
 

@@ -74,17 +74,17 @@ pub fn alloc_block_run(granules: usize, node: usize, entry: u16) -> Option<Run> 
 ///
 /// # Safety
 ///
-/// `start` begins a run from [`alloc_block_run`] or [`alloc_run`], and no thread uses the run any
-/// more.
+/// `start` begins a run that is one block, with the entry [`LARGE`] or [`COLOURED`], and no thread
+/// uses the run any more.
 pub unsafe fn free_block_run(start: NonNull<u8>) {
     let head = index_of_run(start);
     // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
     let granules = u32::from(unsafe { (*frame(head)).granules });
     set_entry(head, 0);
-    if let Some(run) = parked::park(Parked { head, granules }) {
+    parked::park(Parked { head, granules }, |run| {
         kept::large_less(run.granules as usize);
         give_back(run.head, run.granules);
-    }
+    });
 }
 
 /// Returns where the block begins that is the run at `start`. Costs a few instructions and a load.

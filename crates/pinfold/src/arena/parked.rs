@@ -7,26 +7,33 @@
 //!
 //! Parked memory serves nobody else, so it is bounded, and goes back to the arena:
 //!
-//! 1. when an allocation finds no dirty run that fits (`runs`);
-//! 2. when dirty runs are looked through for old ones, and when free memory is trimmed (`purge`);
-//! 3. when the CPU parks another run and has no place left.
+//! 1. when an allocation finds no dirty run that fits (`runs`), or a block grows and the parked run
+//!    lies behind it (`resize`);
+//! 2. when the arena looks for runs that have been dirty for long, when more is dirty than may be
+//!    kept, and when free memory is trimmed (`purge`);
+//! 3. when the CPU parks another run and has no room left.
+//!
+//! The arena counts a parked run as in use, because only the holder of its lock counts. The
+//! functions that compare dirty memory with its bound, or report it, count parked runs as dirty.
 //!
 //! # Who may write what
 //!
-//! A place holds 0, or a run's address and length in one word. Whoever replaces a word by 0, in one
-//! atomic step, owns the run. Any thread may do so, for any CPU: in a signal handler, during a
-//! fork, and on a CPU that it has just left.
+//! A place holds 0, or a run's address and length in one word. The thread that replaces the word by
+//! 0, in one atomic step, owns the run. Any thread may do so, for any CPU: in a signal handler,
+//! during a fork, and on a CPU that it has just left.
 
 use super::{GRANULE, address_of, index_of, kept, purge};
-use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+use crate::nodes;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicU32, AtomicUsize};
 
 /// The number of rows. CPUs with higher numbers share a row with others.
 const ROWS: usize = 64;
 /// The most runs in a row.
 const PLACES: usize = 4;
-/// The most granules in a row: 8 MiB.
-const MOST: usize = (8 << 20) / GRANULE;
+/// The most granules in a row: 8 MiB, and a granule more for each run, because most blocks do not
+/// begin with their run (`large`). Two threads that park at the same time may pass it.
+const MOST: usize = (8 << 20) / GRANULE + PLACES;
 /// The low bits of a word, which hold the run's length in granules. A run's address is a multiple
 /// of [`GRANULE`].
 const LENGTH: usize = GRANULE - 1;
@@ -84,33 +91,45 @@ fn granules_in(row: &Row) -> usize {
     words.map(|word| word & LENGTH).sum()
 }
 
-/// Parks a run on this CPU. Returns the run that should go to the arena instead: one for which
-/// there is no place any more, or this one if it may not be parked. Costs one or two atomic steps
-/// on a cache line of this CPU. The caller owns the run, whose page map entries are 0.
-pub(super) fn park(run: Parked) -> Option<Parked> {
+/// Parks a run on this CPU. Passes to `give` each run that should go to the arena: this one if it
+/// may not be parked, and others for which there is no room any more. Costs one or two atomic steps
+/// on a cache line of this CPU, and loads of the nodes' figures. The caller owns the run, whose page
+/// map entries are 0.
+pub(super) fn park(run: Parked, mut give: impl FnMut(Parked)) {
     let row = row();
     let calls = row.calls.load(Relaxed).wrapping_add(1);
     row.calls.store(calls, Relaxed);
-    let after = granules_in(row) + run.granules as usize;
-    let is_due = calls.is_multiple_of(PASS);
-    if is_due || after > MOST || purge::gives_back_at_once() || !kept::may_stay(after) {
-        return Some(run);
+    let granules = run.granules as usize;
+    let mut others = granules_in(row);
+    let may_park = !calls.is_multiple_of(PASS)
+        && granules <= MOST
+        && !purge::gives_back_at_once()
+        // Another node's run would serve no allocation on this CPU.
+        && is_on(nodes::current(), run.word())
+        && kept::may_park(others, granules);
+    if !may_park {
+        return give(run);
     }
-    // Release pairs with the acquires below: who takes the run sees what its last holder wrote.
-    let free = row
-        .places
-        .iter()
-        .filter(|place| place.load(Relaxed) == 0)
-        .any(|place| {
-            place
-                .compare_exchange(0, run.word(), Release, Relaxed)
-                .is_ok()
-        });
-    if free {
-        return None;
+    let mut room = None;
+    // Begins at another place each time, so that no run stays that nothing needs.
+    for nth in 0..PLACES {
+        let place = &row.places[(calls as usize + nth) % PLACES];
+        if others + granules > MOST {
+            if let Some(other) = take_if(place, |_| true) {
+                others = others.saturating_sub(other.granules as usize);
+                give(other);
+            }
+        }
+        if place.load(Relaxed) == 0 {
+            room = Some(place);
+        }
     }
-    let oldest = &row.places[calls as usize % PLACES];
-    Parked::of_word(oldest.swap(run.word(), AcqRel))
+    let place = room.unwrap_or(&row.places[calls as usize % PLACES]);
+    // Release: the thread that takes this run sees what its last holder wrote. Acquire pairs with
+    // the release of the thread that parked the other one.
+    Parked::of_word(place.swap(run.word(), AcqRel))
+        .into_iter()
+        .for_each(give);
 }
 
 /// Takes a run of `granules` on `node` that this CPU has parked.
@@ -119,22 +138,21 @@ pub(super) fn take(node: usize, granules: usize) -> Option<Parked> {
     row().places.iter().find_map(|place| take_if(place, fits))
 }
 
-/// Takes the runs of `node` that any CPU has parked, and passes each to `f`. Reads a cache line for
-/// each of at most 64 CPUs.
-pub(super) fn take_all(node: usize, f: impl FnMut(Parked)) {
+/// Takes the runs of `node` that any CPU has parked and that `is_wanted` accepts, and passes each
+/// to `f`. Reads a cache line for each of at most 64 CPUs.
+pub(super) fn take_all(node: usize, is_wanted: impl Fn(Parked) -> bool, f: impl FnMut(Parked)) {
+    let fits = |word| is_on(node, word) && Parked::of_word(word).is_some_and(&is_wanted);
     let places = rows().flat_map(|row| &row.places);
-    places
-        .filter_map(|place| take_if(place, |word| is_on(node, word)))
-        .for_each(f);
+    places.filter_map(|place| take_if(place, fits)).for_each(f);
 }
 
 /// Takes the run of a place if `fits` accepts the place's word, which is not 0.
 fn take_if(place: &AtomicUsize, fits: impl FnOnce(usize) -> bool) -> Option<Parked> {
-    let word = place.load(Relaxed);
-    let taken = word != 0
-        && fits(word)
-        // Acquire pairs with the release in `park`.
-        && place.compare_exchange(word, 0, Acquire, Relaxed).is_ok();
+    // Acquire, here and below, pairs with the release in `park`: a thread that sees the word also
+    // sees the window in which the run lies, and what the run's last holder wrote.
+    let word = place.load(Acquire);
+    let taken =
+        word != 0 && fits(word) && place.compare_exchange(word, 0, Acquire, Relaxed).is_ok();
     Parked::of_word(word).filter(|_| taken)
 }
 
@@ -143,12 +161,10 @@ fn is_on(node: usize, word: usize) -> bool {
     super::node_of(word & !LENGTH) == node
 }
 
-/// Returns how many granules of `node` are parked. Reads a cache line for each of at most 64 CPUs.
-pub(super) fn granules(node: usize) -> usize {
-    let words = rows().flat_map(|row| &row.places);
-    let words = words.map(|place| place.load(Relaxed));
-    let here = words.filter(|&word| word != 0 && is_on(node, word));
-    here.map(|word| word & LENGTH).sum()
+/// Returns how many granules of all nodes are parked. Reads a cache line for each of at most 64
+/// CPUs.
+pub(super) fn granules() -> usize {
+    rows().map(granules_in).sum()
 }
 
 #[cfg(test)]
@@ -166,6 +182,6 @@ mod tests {
             unsafe { free_block_run(block) };
         }
         let most = rows().map(granules_in).max();
-        assert!(most > Some(0) && most <= Some(MOST), "{most:?}");
+        assert!(most <= Some(MOST), "{most:?}");
     }
 }

@@ -38,7 +38,8 @@ pub(super) fn relieve() {
         if excess == 0 {
             return;
         }
-        if let Some(arena) = arena_of(node).lock_or_divert() {
+        if let Some(mut arena) = arena_of(node).lock_or_divert() {
+            arena.take_parked(node, |_| true);
             drop(purge(arena, node, |free| {
                 let most = excess.min(MAX_RUN as usize) as u32;
                 let run = (excess > 0).then(|| free.take_units(most, MAX_STEP))?;
@@ -132,7 +133,7 @@ pub(super) fn purge_aged(node: usize, now: u32) {
         if spared::any() {
             return;
         }
-        arena.take_parked(node);
+        arena.take_parked(node, |_| true);
         let until = now.wrapping_sub(DIRTY_FOR.load(Relaxed));
         drop(purge(arena, node, |free| free.take_oldest(Some(until))));
     }
@@ -232,7 +233,7 @@ pub fn trim() -> usize {
     for node in 0..nodes::count() {
         if let Some(mut arena) = arena_of(node).lock_or_divert() {
             arena.take_back(node);
-            arena.take_parked(node);
+            arena.take_parked(node, |_| true);
             drop(purge_all(arena, node));
         }
     }

@@ -71,7 +71,7 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
         return false;
     };
     let mut clean = arena.take_at(node, head + old, new - old);
-    if clean.is_none() && arena.take_parked(node) {
+    if clean.is_none() && arena.take_parked(node, |run| run.head == head + old) {
         clean = arena.take_at(node, head + old, new - old);
     }
     let Some(clean) = clean else {
@@ -170,7 +170,7 @@ pub fn alloc_growing_run(
         lengths.find_map(|length| arena.free.find(State::Dirty, length, false))
     };
     let mut dirty = find(&mut arena);
-    if dirty.is_none() && arena.take_parked(node) {
+    if dirty.is_none() && arena.take_parked(node, |_| true) {
         dirty = find(&mut arena);
     }
     let (head, clean) = if let Some(head) = dirty {

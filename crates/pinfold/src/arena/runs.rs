@@ -3,7 +3,7 @@
 //! A free run is dirty, clean or absent ([`State`]). To serve a caller, the arena takes the first
 //! of these:
 //!
-//! 1. a dirty run, which costs no page faults;
+//! 1. a dirty run, which costs no page faults, or else one that a CPU has parked (`parked`);
 //! 2. for 1 MiB or more: a shorter dirty run, and the free granules behind it (`take_mixed`);
 //! 3. a clean run;
 //! 4. the beginning of an absent run, which it maps (`map_front`);
@@ -21,7 +21,7 @@
 
 use super::free_runs::FreeRuns;
 use super::numa::{self, NodeRequest};
-use super::parked;
+use super::parked::{self, Parked};
 use super::purge::{purge_aged, purge_all, relieve};
 use super::window;
 use super::{
@@ -175,7 +175,7 @@ fn alloc_at(node: usize, granules: u32, align: u32, dense: bool) -> Option<Run> 
     let mut arena = arena_of(node).lock_or_divert()?;
     arena.take_back(node);
     let mut dirty = arena.free.take(State::Dirty, granules, align, dense);
-    if dirty.is_none() && arena.take_parked(node) {
+    if dirty.is_none() && arena.take_parked(node, |_| true) {
         dirty = arena.free.take(State::Dirty, granules, align, dense);
     }
     let mut found = dirty.map(|head| (head, 0));
@@ -318,10 +318,13 @@ impl Arena {
         }
     }
 
-    /// Takes the runs of this arena that CPUs have parked. Returns whether there was one.
-    pub(super) fn take_parked(&mut self, node: usize) -> bool {
+    /// Takes the runs of this arena that CPUs have parked and that `is_wanted` accepts. Returns
+    /// whether there was one. They count as dirty from now on, because nothing says how long they
+    /// were parked.
+    pub(super) fn take_parked(&mut self, node: usize, is_wanted: impl Fn(Parked) -> bool) -> bool {
         let mut any = false;
-        parked::take_all(node, |run| {
+        parked::take_all(node, is_wanted, |run| {
+            self.now = sys::coarse_milliseconds() as u32;
             kept::large_less(run.granules as usize);
             self.take_in(node, run.head, run.granules);
             any = true;
