@@ -3,7 +3,7 @@
 //! A program that allocates and frees a large block again and again would take the arena's lock
 //! twice each time, and threads on several CPUs would meet there. So a CPU *parks* the runs of a
 //! few freed blocks, outside the arena. A parked run is found by its exact length only. It has no
-//! entry in the page map, so a second free of the block is still recognised.
+//! entry in the page map, so a later free of the same block is recognised.
 //!
 //! Parked memory serves nobody else, so it is bounded, and goes back to the arena:
 //!

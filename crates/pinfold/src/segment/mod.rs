@@ -201,9 +201,9 @@ pub struct IsolatedRow {
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct NodeMemory {
-    /// Bytes of runs in use, of slabs and of large blocks.
+    /// Bytes of runs in use, of slabs and of large blocks, with the freed blocks that CPUs keep.
     pub used: AtomicU64,
-    /// Bytes of dirty free runs: memory that is kept for the next use.
+    /// Bytes of dirty free runs in the arena: memory that is kept for the next use.
     pub dirty: AtomicU64,
 }
 
