@@ -41,10 +41,8 @@ fn cache() -> KmemCache {
 fn looping(cpu: usize, cache: &KmemCache, isolates: bool) {
     // khugepaged would join pages into a huge page, and interrupt the CPUs that use them.
     // SAFETY: the call takes numbers only.
-    assert_eq!(
-        unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) },
-        0
-    );
+    let refused = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+    assert_eq!(refused, 0);
     move_to(0, &[cpu]);
     for place in &OBJECTS {
         place.store(cache.alloc().unwrap().as_ptr() as usize, Release);
