@@ -101,11 +101,7 @@ pub fn main(args: &Args) -> Result<()> {
         "aarch64" => ("arm64", "aarch64-linux-gnu"),
         other => bail!("Pinfold has no packages for {other}"),
     };
-    let to = args.to.clone();
-    let to = to.unwrap_or_else(|| crate::target().join("debian"));
-    fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
-    let work = crate::target().join("debian-parts");
-    let _ = fs::remove_dir_all(&work);
+    let (to, work) = install::folders(args.to.as_deref(), "debian")?;
 
     let built = install::build()?;
     let layout = Layout {

@@ -39,6 +39,10 @@ fn cache() -> KmemCache {
 /// the process ends. The kernel ends the thread at any system
 /// call: it is in the strict mode of seccomp, which allows only `read`, `write` and `exit`.
 fn looping(cpu: usize, cache: &KmemCache, isolates: bool) {
+    // khugepaged would join pages into a huge page, and interrupt the CPUs that use them.
+    // SAFETY: the call takes numbers only.
+    let refused = unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+    assert_eq!(refused, 0);
     move_to(0, &[cpu]);
     for place in &OBJECTS {
         place.store(cache.alloc().unwrap().as_ptr() as usize, Release);

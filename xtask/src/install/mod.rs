@@ -260,6 +260,21 @@ fn remove_files<'a>(to: &Path, files: impl IntoIterator<Item = &'a String>) -> R
     Ok(removed)
 }
 
+/// Returns the folder for packages of a kind, by default a folder of that name in cargo's target,
+/// and a path for their parts, where nothing is.
+pub fn folders(to: Option<&Path>, kind: &str) -> Result<(PathBuf, PathBuf)> {
+    let target = crate::target();
+    let to = to.map_or_else(|| target.join(kind), Path::to_owned);
+    fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
+    let parts = target.join(format!("{kind}-parts"));
+    match fs::remove_dir_all(&parts) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| parts.display().to_string())
+        }
+        _ => Ok((to, parts)),
+    }
+}
+
 /// Builds the libraries and then the command, which contains the stripped library.
 pub fn build() -> Result<Built> {
     // The same crates in both calls: a crate's features depend on what else is built.

@@ -10,6 +10,6 @@ def command():
     return os.path.join(_HERE, "bin", "pinfold")
 
 
-def library():
+def shared_library():
     """Returns the path of the library, for the environment variable LD_PRELOAD."""
     return os.path.join(_HERE, "lib", "libpinfold.so.0")

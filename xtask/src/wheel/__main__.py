@@ -8,14 +8,16 @@ from pinfold import command
 
 def arguments(given):
     """Returns the arguments with this Python in front of a script that `run` shall start."""
-    if given[:1] == ["run"]:
-        if "--" in given:
-            at = given.index("--") + 1
-        else:
-            words = enumerate(given)
-            at = next((at for at, word in words if at > 0 and not word.startswith("-")), len(given))
-        if at < len(given) and given[at].endswith(".py"):
-            return given[:at] + [sys.executable] + given[at:]
+    if given[:1] != ["run"]:
+        return given
+    # The script's own arguments may contain another `--`.
+    at = 1
+    while at < len(given) and given[at].startswith("-"):
+        at += 1
+        if given[at - 1] == "--":
+            break
+    if at < len(given) and given[at].endswith(".py"):
+        return given[:at] + [sys.executable] + given[at:]
     return given
 
 

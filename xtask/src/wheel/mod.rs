@@ -26,11 +26,7 @@ const PACK: &str = include_str!("pack.py");
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 pub fn main(args: &Args) -> Result<()> {
-    let to = args.to.clone();
-    let to = to.unwrap_or_else(|| crate::target().join("wheel"));
-    fs::create_dir_all(&to).with_context(|| to.display().to_string())?;
-    let work = crate::target().join("wheel-parts");
-    let _ = fs::remove_dir_all(&work);
+    let (to, work) = install::folders(args.to.as_deref(), "wheel")?;
 
     let built = install::build()?;
     let package = work.join("pinfold");
