@@ -1,6 +1,6 @@
 /*
- * Frees a block twice ("twice"), an address that is no block ("local"), or a block with a size that
- * is not its own ("sized").
+ * Frees a block twice ("twice"), a large one ("large"), an address inside a large block ("inside"),
+ * an address that is no block ("local"), or a block with a size that is not its own ("sized").
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +23,16 @@ int main(int argc, char **argv)
 		free_sized(block, 30);
 		block = malloc(5000000);
 		free_sized(block, 6000000);
+		return 0;
+	}
+	if (argc > 1 && (strcmp(argv[1], "large") == 0 || strcmp(argv[1], "inside") == 0)) {
+		/* The first free at all may not leave the block with the CPU. */
+		for (int i = 0; i < 3; i++) {
+			block = malloc(1000000);
+			block[0] = 1;
+			free(block);
+		}
+		wrong_free(strcmp(argv[1], "large") == 0 ? block : (char *)malloc(1000000) + 65536);
 		return 0;
 	}
 	free(block);
