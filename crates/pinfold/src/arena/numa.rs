@@ -87,7 +87,8 @@ impl NodeRequest {
 }
 
 /// Adds `granules` that were taken for `request`, as pages, to [`NUMA_STAT`]. Costs one test if
-/// there is one node.
+/// there is one node. Inlined, because the deepest chain of calls has no room for another frame.
+#[inline(always)]
 pub(super) fn count(request: NodeRequest, granules: usize) {
     if nodes::count() == 1 || nodes::is_the_kernels(request.node) {
         return;

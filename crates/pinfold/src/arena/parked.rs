@@ -114,11 +114,11 @@ pub(super) fn park(run: Parked, mut give: impl FnMut(Parked)) {
     // Begins at another place each time, so that no run stays that nothing needs.
     for nth in 0..PLACES {
         let place = &row.places[(calls as usize + nth) % PLACES];
-        if others + granules > MOST {
-            if let Some(other) = take_if(place, |_| true) {
-                others = others.saturating_sub(other.granules as usize);
-                give(other);
-            }
+        if others + granules > MOST
+            && let Some(other) = take_if(place, |_| true)
+        {
+            others = others.saturating_sub(other.granules as usize);
+            give(other);
         }
         if place.load(Relaxed) == 0 {
             room = Some(place);

@@ -174,10 +174,7 @@ fn alloc_at(node: usize, granules: u32, align: u32, dense: bool) -> Option<Run> 
     let room = numa::has_room(node, granules as usize);
     let mut arena = arena_of(node).lock_or_divert()?;
     arena.take_back(node);
-    let mut dirty = arena.free.take(State::Dirty, granules, align, dense);
-    if dirty.is_none() && arena.take_parked(node, |_| true) {
-        dirty = arena.free.take(State::Dirty, granules, align, dense);
-    }
+    let dirty = arena.take_dirty(node, granules, align, dense);
     let mut found = dirty.map(|head| (head, 0));
     if found.is_none() {
         if !room || budget::near(held() as usize, granules as usize * GRANULE) {
@@ -316,6 +313,18 @@ impl Arena {
                 set_aside(run as *mut u8);
             }
         }
+    }
+
+    /// Takes a dirty run, or else one that a CPU has parked. Not inlined, so that the frame of the
+    /// caller, which is on the deepest chain of calls, stays small.
+    #[inline(never)]
+    fn take_dirty(&mut self, node: usize, granules: u32, align: u32, dense: bool) -> Option<u32> {
+        let take = |free: &mut FreeRuns| free.take(State::Dirty, granules, align, dense);
+        take(&mut self.free).or_else(|| {
+            self.take_parked(node, |_| true)
+                .then(|| take(&mut self.free))
+                .flatten()
+        })
     }
 
     /// Takes the runs of this arena that CPUs have parked and that `is_wanted` accepts. Returns

@@ -201,7 +201,8 @@ pub struct IsolatedRow {
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct NodeMemory {
-    /// Bytes of runs in use, of slabs and of large blocks, with the freed blocks that CPUs keep.
+    /// Bytes of runs in use, of slabs and of large blocks, and of the freed blocks that CPUs keep
+    /// until the next tick.
     pub used: AtomicU64,
     /// Bytes of dirty free runs in the arena: memory that is kept for the next use.
     pub dirty: AtomicU64,
