@@ -161,8 +161,8 @@ pub fn large_in_use() -> usize {
 }
 
 /// Returns how many dirty granules there are beyond the number that may be kept, with those that
-/// CPUs have parked. Called for each run that goes to the arena. Costs some loads for each node, and
-/// four for each of at most 64 CPUs.
+/// CPUs have parked. Called for each run that goes to the arena. Costs some loads for each node,
+/// and four for each of at most 64 CPUs.
 pub(super) fn excess() -> usize {
     let parked = parked::granules();
     (dirty_of_all() + parked).saturating_sub(most(parked))

@@ -93,8 +93,8 @@ fn granules_in(row: &Row) -> usize {
 
 /// Parks a run on this CPU. Passes to `give` each run that should go to the arena: this one if it
 /// may not be parked, and others for which there is no room any more. Costs one or two atomic steps
-/// on a cache line of this CPU, and loads of the nodes' figures. The caller owns the run, whose page
-/// map entries are 0.
+/// on a cache line of this CPU, and loads of the nodes' figures. The caller owns the run, whose
+/// entry in the page map is 0.
 pub(super) fn park(run: Parked, mut give: impl FnMut(Parked)) {
     let row = row();
     let calls = row.calls.load(Relaxed).wrapping_add(1);
