@@ -61,6 +61,24 @@ impl Row {
     }
 }
 
+#[cfg(test)]
+impl Row {
+    /// Returns the row of a made-up process that holds nothing.
+    pub fn with(pid: u32, name: &str) -> Row {
+        Row {
+            pid,
+            name: name.to_owned(),
+            backend: backend_name(0),
+            held_bytes: 0,
+            held_peak_bytes: 0,
+            used_bytes: 0,
+            dirty_bytes: 0,
+            caches: 0,
+            seconds: 0,
+        }
+    }
+}
+
 /// The processes that were found.
 #[derive(Default)]
 pub struct Found {
