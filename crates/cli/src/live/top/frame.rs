@@ -166,12 +166,16 @@ fn all(frame: &mut Frame<'_>, area: Rect, list: &mut List, has_keys: bool) {
             mib(row.used_bytes),
             mib(row.dirty_bytes),
             row.seconds.to_string(),
-            escaped(&row.name).into_owned(),
+            escaped(match row.command.is_empty() {
+                true => &row.name,
+                false => &row.command,
+            })
+            .into_owned(),
         ]
     });
     let mut grid = Grid {
         columns: columns.into(),
-        names: Some("NAME".to_owned()),
+        names: Some("COMMAND".to_owned()),
         rows: rows.collect(),
         first: 0,
         chosen: has_keys.then_some(list.at),
