@@ -393,3 +393,33 @@ fn collectors_of_profiles_find_the_processes() {
     }]);
     assert_eq!(found, expected);
 }
+
+/// Returns the names of metrics in a text that `serve` may have.
+fn metrics_in(text: &str) -> std::collections::BTreeSet<&str> {
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let words = text.split(|letter: char| !is_part(letter));
+    let begins = |word: &&str| word.starts_with("pinfold_") || word.starts_with("process_");
+    words.filter(begins).collect()
+}
+
+/// Otherwise a panel would be empty, and an alert would never fire.
+#[test]
+fn the_dashboard_and_the_alerts_name_metrics_that_exist() {
+    let program = start("allocates");
+    let server = Server::start(1000, &[&program.number("says").to_string()]);
+    let answer = server.get("/metrics");
+    let served: Vec<&str> = samples(&answer);
+    for (file, least) in [("dashboard.json", 12), ("alerts.yml", 5)] {
+        let path = format!("{}/../../docs/deploy/{file}", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(path).unwrap();
+        let named = metrics_in(&text);
+        assert!(named.len() >= least, "{file}: {named:?}");
+        for name in named {
+            let begin = format!("{name}{{");
+            assert!(
+                served.iter().any(|line| line.starts_with(&begin)),
+                "{file}: {name}"
+            );
+        }
+    }
+}
