@@ -423,3 +423,31 @@ fn the_dashboard_and_the_alerts_name_metrics_that_exist() {
         }
     }
 }
+
+#[test]
+fn each_link_of_the_page_is_answered() {
+    let program = start("allocates");
+    let server = Server::start(1000, &[&program.number("says").to_string()]);
+    let page = server.get("/");
+    let links: Vec<&str> = page.split("<a href=\"").skip(1).collect();
+    assert!(links.len() >= 4, "{page}");
+    for link in links {
+        let path = format!("/{}", link.split('"').next().unwrap());
+        let answer = server.get(&path);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    }
+    // The script shows each part that the chart stacks.
+    let status = server.get("/status.json");
+    let script = server.get("/page.js");
+    for part in [
+        "live_and_sheaves",
+        "in_barns",
+        "free_in_slabs",
+        "dirty",
+        "metadata",
+        "resident",
+    ] {
+        assert!(status.contains(&format!("\"{part}\":")), "{part}: {status}");
+        assert!(script.contains(part), "{part}");
+    }
+}
