@@ -29,8 +29,8 @@ use view::{Key, Show};
 /// Watch a process's memory and caches, or all processes on Pinfold
 ///
 /// Keys: q ends, and ? shows all keys. 1, 2, 3 and 4 show the caches, the CPUs, the nodes and the
-/// shepherd, and Tab the next of them. Arrows, PgUp, PgDn, Home and End move in a table. o, a, u, s,
-/// l, c, r, n sort the caches by objects, active objects, use, size, slabs, bytes, refills, and
+/// shepherd, and Tab the next of them. Arrows, PgUp, PgDn, Home and End move in a table. o, a, u,
+/// s, l, c, r, n sort the caches by objects, active objects, use, size, slabs, bytes, refills, and
 /// name. In the table of all processes, Enter watches the chosen one, and Esc leads back. Ends with
 /// the process that was given.
 #[derive(clap::Args)]
