@@ -19,8 +19,9 @@ mod process;
 
 /// Report what this machine offers Pinfold; with a PID, what is good and bad for that process
 ///
-/// With a process id, reports on that process instead: what was seen, whether it is a problem, and
-/// what to do.
+/// Each check says what was found and what follows from it, after one of three words. `problem`:
+/// calls fail or may fail, or cost more time or memory than they need, and something can be done.
+/// `note`: a setting or the system changes how Pinfold works. `ok`: anything else.
 #[derive(clap::Args)]
 pub struct Args {
     /// Report on this process
@@ -31,55 +32,109 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
+    /// Exit with status 1 if there is a problem, for probes and for tests of images
+    #[arg(long)]
+    check: bool,
+
     /// Read the files below this folder instead of /
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
     root: PathBuf,
+}
+
+/// How one check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Ok,
+    Note,
+    Problem,
+}
+
+impl State {
+    /// Returns [`State::Ok`], or `otherwise` if `ok` is false.
+    fn ok_or(ok: bool, otherwise: State) -> State {
+        if ok { State::Ok } else { otherwise }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            State::Ok => "ok",
+            State::Note => "note",
+            State::Problem => "problem",
+        }
+    }
 }
 
 /// The result of one check.
 #[derive(Serialize)]
 struct Check {
     name: &'static str,
-    ok: bool,
+    state: State,
     found: String,
+    /// What follows from it, or what to do.
     follows: String,
 }
 
-/// The verdicts on a process.
+/// All checks of the machine, or of a process.
 #[derive(Serialize)]
-struct Verdicts {
-    pid: u32,
-    program: String,
-    verdicts: Vec<process::Verdict>,
+struct Report {
+    #[serde(flatten)]
+    process: Option<Subject>,
+    problems: usize,
+    checks: Vec<Check>,
 }
 
-impl Verdicts {
+/// The process that is checked.
+#[derive(Serialize)]
+struct Subject {
+    pid: u32,
+    program: String,
+}
+
+impl Report {
+    fn new(process: Option<Subject>, checks: Vec<Check>) -> Report {
+        let is_problem = |check: &&Check| check.state == State::Problem;
+        Report {
+            process,
+            problems: checks.iter().filter(is_problem).count(),
+            checks,
+        }
+    }
+
     fn text(&self) -> String {
-        let problems = self.verdicts.iter().filter(|v| v.problem).count();
+        let subject = match &self.process {
+            Some(process) => format!("process {} ({})", process.pid, process.program),
+            None => "this machine".to_owned(),
+        };
         let mut lines = Lines::default();
         lines.add(format_args!(
-            "process {} ({}): {problems} of {} checks found a problem",
-            self.pid,
-            self.program,
-            self.verdicts.len()
+            "{subject}: {} of {} checks found a problem",
+            self.problems,
+            self.checks.len()
         ));
-        for verdict in &self.verdicts {
-            let word = if verdict.problem { "problem" } else { "ok" };
-            let (name, found, advice) = (verdict.name, &verdict.found, &verdict.advice);
+        for check in &self.checks {
+            let (name, word, found) = (check.name, check.state.word(), &check.found);
             lines.add(format_args!("{name:<16}{word:<9}{found}"));
-            lines.add(format_args!("{:<25}{advice}", ""));
+            lines.add(format_args!("{:<25}{}", "", check.follows));
         }
         lines.to_string()
     }
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
-    if let Some(pid) = args.pid {
-        let verdicts = process::verdicts(pid)?;
-        output::show(args.json, &verdicts, || verdicts.text())?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    let root = &args.root;
+    let report = match args.pid {
+        Some(pid) => process::report(pid)?,
+        None => Report::new(None, machine(&args.root)),
+    };
+    output::show(args.json, &output::named("doctor", &report), || {
+        report.text()
+    })?;
+    let has_failed = args.check && report.problems > 0;
+    Ok(ExitCode::from(u8::from(has_failed)))
+}
+
+/// Checks the machine whose files are below `root`.
+fn machine(root: &Path) -> Vec<Check> {
     let topology = if root == Path::new("/") {
         Topology::system()
     } else {
@@ -93,12 +148,12 @@ pub fn main(args: Args) -> Result<ExitCode> {
             policies::policies(&topology.with_memory),
             isolated(topology),
         ]),
-        Err(error) => checks.push(Check {
-            name: "topology",
-            ok: false,
-            found: error.to_string(),
-            follows: "Pinfold assumes one memory node".into(),
-        }),
+        Err(error) => checks.push(check(
+            "topology",
+            State::Problem,
+            error.to_string(),
+            "Pinfold assumes one memory node",
+        )),
     }
     checks.extend([
         huge_pages(root),
@@ -106,30 +161,18 @@ pub fn main(args: Args) -> Result<ExitCode> {
         address_space(root),
         memory_limit(root),
     ]);
-    let text = || checks.iter().map(Check::lines).collect();
-    output::show(args.json, &output::named("checks", &checks), text)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-impl Check {
-    fn lines(&self) -> String {
-        let verdict = if self.ok { "yes" } else { "no" };
-        let mut lines = Lines::default();
-        lines.add(format_args!("{:<16}{verdict:<5}{}", self.name, self.found));
-        lines.add(format_args!("{:<21}{}", "", self.follows));
-        lines.to_string()
-    }
+    checks
 }
 
 fn check(
     name: &'static str,
-    ok: bool,
+    state: State,
     found: impl Into<String>,
     follows: impl Into<String>,
 ) -> Check {
     Check {
         name,
-        ok,
+        state,
         found: found.into(),
         follows: follows.into(),
     }
@@ -172,7 +215,8 @@ fn rseq() -> Check {
             },
         )
     };
-    check("rseq", test.passed(), found, follows)
+    let state = State::ok_or(test.passed(), State::Problem);
+    check("rseq", state, found, follows)
 }
 
 /// Returns the first reason, in the order in which they would have stopped the registration.
@@ -215,7 +259,8 @@ fn concurrency_ids() -> Check {
     } else {
         "a program uses a per-CPU cache for each CPU that it runs on"
     };
-    check("concurrency ids", usable, found, follows)
+    let state = State::ok_or(usable, State::Note);
+    check("concurrency ids", state, found, follows)
 }
 
 fn backend() -> Check {
@@ -231,10 +276,15 @@ fn backend() -> Check {
             why => format!("atomics: {why}"),
         },
     };
-    let fast = pinfold_rseq::backend() != Backend::Atomic;
+    // Whoever set the variable wanted atomics.
+    let state = match (pinfold_rseq::backend(), pinfold_rseq::missing()) {
+        (Backend::Rseq(_), _) => State::Ok,
+        (Backend::Atomic, Missing::Disabled) => State::Note,
+        (Backend::Atomic, _) => State::Problem,
+    };
     check(
         "backend",
-        fast,
+        state,
         found,
         format!("{RSEQ}=off, cpu or cid chooses another"),
     )
@@ -256,12 +306,16 @@ fn membarrier() -> Check {
     } else {
         "what other CPUs have cached stays there, and object caches cannot be destroyed"
     };
-    let ok = found.is_ok();
+    let state = match (&found, pinfold_rseq::backend()) {
+        (Ok(()), _) => State::Ok,
+        (Err(_), Backend::Atomic) => State::Note,
+        (Err(_), Backend::Rseq(_)) => State::Problem,
+    };
     let found = found.map_or_else(
         |why| why,
         |()| "restartable sequences on other CPUs can be fenced".to_owned(),
     );
-    check("membarrier", ok, found, follows)
+    check("membarrier", state, found, follows)
 }
 
 fn cpus(topology: &Topology) -> Check {
@@ -278,7 +332,7 @@ fn cpus(topology: &Topology) -> Check {
     } else {
         "this process may use every CPU"
     };
-    check("CPUs", true, found, follows)
+    check("CPUs", State::Ok, found, follows)
 }
 
 fn nodes(topology: &Topology) -> Check {
@@ -302,7 +356,7 @@ fn nodes(topology: &Topology) -> Check {
     } else {
         "all memory is local"
     };
-    check("nodes", with_memory > 1, found, follows)
+    check("nodes", State::Ok, found, follows)
 }
 
 fn isolated(topology: &Topology) -> Check {
@@ -323,7 +377,7 @@ fn isolated(topology: &Topology) -> Check {
     } else {
         "background threads may run on any CPU".to_owned()
     };
-    check("isolated CPUs", quiet, found, follows)
+    check("isolated CPUs", State::Ok, found, follows)
 }
 
 fn huge_pages(root: &Path) -> Check {
@@ -351,7 +405,8 @@ fn huge_pages(root: &Path) -> Check {
     if !matches!(reserved.as_str(), "" | "0") {
         found += &format!("; {reserved} reserved huge pages, which Pinfold does not use");
     }
-    check("huge pages", offered, found, follows)
+    let state = State::ok_or(offered, State::Note);
+    check("huge pages", state, found, follows)
 }
 
 fn overcommit(root: &Path) -> Check {
@@ -368,7 +423,8 @@ fn overcommit(root: &Path) -> Check {
         false => "as it is needed",
     };
     let follows = format!("memory is mapped in steps of 256 KiB to 2 MiB, {why}");
-    check("overcommit", !is_strict, found, follows)
+    let state = State::ok_or(!is_strict, State::Note);
+    check("overcommit", state, found, follows)
 }
 
 /// Returns the soft limit in the line of `limits` that begins with `name`.
@@ -389,7 +445,7 @@ fn address_space(root: &Path) -> Check {
     };
     check(
         "address space",
-        free,
+        State::ok_or(free, State::Note),
         format!("RLIMIT_AS is {soft}{}", if free { "" } else { " bytes" }),
         follows,
     )
@@ -411,14 +467,14 @@ fn memory_limit(root: &Path) -> Check {
     if found.is_empty() {
         return check(
             "memory limit",
-            true,
+            State::Ok,
             "none",
             "free memory is kept up to an eighth of what is in use, or 4 MiB if that is more",
         );
     }
     check(
         "memory limit",
-        false,
+        State::Note,
         found.join("; "),
         "free memory is kept up to a sixteenth of the tightest limit, and goes back near that limit",
     )

@@ -379,11 +379,11 @@ fn doctor_reports_every_check() {
     let (out, ..) = texts(pinfold().args(["doctor", "--json"]));
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert!(
-        json["checks"]
+        json["doctor"]["checks"]
             .as_array()
             .unwrap()
             .iter()
-            .all(|check| check["ok"].is_boolean() && check["found"].is_string())
+            .all(|check| check["state"].is_string() && check["found"].is_string())
     );
 }
 

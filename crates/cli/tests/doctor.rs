@@ -17,24 +17,21 @@ fn doctor() -> std::process::Command {
     command
 }
 
-/// Returns what `doctor` reports for `name`: whether it is there, what was found, and what follows.
-fn said(command: std::process::Command, name: &str) -> (bool, String, String) {
+/// Returns what `doctor` reports for `name`: how the check came out, what was found, and what
+/// follows.
+fn said(command: std::process::Command, name: &str) -> (String, String, String) {
     let output = Command::from_std(command).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let checks = json["checks"].as_array().unwrap();
+    let checks = json["doctor"]["checks"].as_array().unwrap();
     let check = checks.iter().find(|check| check["name"] == name).unwrap();
     let text = |field: &str| check[field].as_str().unwrap().to_owned();
-    (
-        check["ok"].as_bool().unwrap(),
-        text("found"),
-        text("follows"),
-    )
+    (text("state"), text("found"), text("follows"))
 }
 
 /// Returns whether rseq works here. Without it, these tests have nothing to take away.
 fn works() -> bool {
-    said(doctor(), "rseq").0
+    said(doctor(), "rseq").0 == "ok"
 }
 
 #[test]
@@ -47,10 +44,16 @@ fn the_one_who_registers_threads_is_named() {
         command.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
         command
     };
-    let (ok, found, _) = said(without(), "rseq");
-    assert!(ok && found.starts_with("Pinfold itself"), "{found}");
-    let (ok, found, _) = said(without(), "backend");
-    assert!(ok && found.contains("restartable sequences"), "{found}");
+    let (state, found, _) = said(without(), "rseq");
+    assert!(
+        state == "ok" && found.starts_with("Pinfold itself"),
+        "{found}"
+    );
+    let (state, found, _) = said(without(), "backend");
+    assert!(
+        state == "ok" && found.contains("restartable sequences"),
+        "{found}"
+    );
     // These lines name what the kernel offers, which does not depend on who registers.
     for check in ["concurrency ids", "membarrier"] {
         assert_eq!(said(without(), check), said(doctor(), check));
@@ -67,10 +70,16 @@ fn rseq_is_reported_as_working_while_pinfold_rseq_switches_it_off() {
         command.env("PINFOLD_RSEQ", "off");
         command
     };
-    let (ok, _, follows) = said(off(), "rseq");
-    assert!(ok && follows.contains("PINFOLD_RSEQ=off"), "{follows}");
-    let (ok, found, _) = said(off(), "backend");
-    assert!(!ok && found.contains("PINFOLD_RSEQ=off"), "{found}");
+    let (state, _, follows) = said(off(), "rseq");
+    assert!(
+        state == "ok" && follows.contains("PINFOLD_RSEQ=off"),
+        "{follows}"
+    );
+    let (state, found, _) = said(off(), "backend");
+    assert!(
+        state == "note" && found.contains("PINFOLD_RSEQ=off"),
+        "{found}"
+    );
     let (_, _, follows) = said(off(), "membarrier");
     assert!(follows.contains("not needed"), "{follows}");
 }
@@ -78,10 +87,16 @@ fn rseq_is_reported_as_working_while_pinfold_rseq_switches_it_off() {
 #[test]
 fn a_seccomp_filter_is_named() {
     for backend in ["off", "cid"] {
-        let (ok, found, _) = said(filtered(libc::SYS_membarrier, backend), "membarrier");
-        assert!(!ok && found.contains("seccomp"), "{backend}: {found}");
-        let (ok, found, _) = said(filtered(libc::SYS_rseq, backend), "rseq");
-        assert!(!ok && found.contains("seccomp"), "{backend}: {found}");
+        let (state, found, _) = said(filtered(libc::SYS_membarrier, backend), "membarrier");
+        assert!(
+            state != "ok" && found.contains("seccomp"),
+            "{backend}: {found}"
+        );
+        let (state, found, _) = said(filtered(libc::SYS_rseq, backend), "rseq");
+        assert!(
+            state != "ok" && found.contains("seccomp"),
+            "{backend}: {found}"
+        );
     }
 }
 
@@ -93,7 +108,7 @@ fn filtered(call: libc::c_long, backend: &str) -> std::process::Command {
     command
 }
 
-fn on(root: &Path, name: &str) -> (bool, String, String) {
+fn on(root: &Path, name: &str) -> (String, String, String) {
     let mut command = doctor();
     command.arg("--root").arg(root);
     said(command, name)
@@ -112,17 +127,17 @@ fn huge_pages_and_overcommit_are_read() {
         "always madvise [never]\n",
     );
     write("proc/sys/vm/nr_hugepages", "12\n");
-    let (ok, found, _) = on(root.path(), "huge pages");
-    assert!(!ok, "{found}");
+    let (state, found, _) = on(root.path(), "huge pages");
+    assert_eq!(state, "note", "{found}");
     assert_has(&found, &["never", "12 reserved"]);
     for (text, expected, words) in [
-        ("0\n", true, "costs nothing"),
-        ("2\n", false, "charged"),
-        ("\u{1b}[31m\n", true, "not a known mode"),
+        ("0\n", "ok", "costs nothing"),
+        ("2\n", "note", "charged"),
+        ("\u{1b}[31m\n", "ok", "not a known mode"),
     ] {
         write("proc/sys/vm/overcommit_memory", text);
-        let (ok, found, _) = on(root.path(), "overcommit");
-        assert!(ok == expected && !found.contains('\u{1b}'), "{found}");
+        let (state, found, _) = on(root.path(), "overcommit");
+        assert!(state == expected && !found.contains('\u{1b}'), "{found}");
         assert_has(&found, &[words]);
     }
 }
@@ -135,4 +150,46 @@ fn a_reader_that_closes_the_pipe_is_no_error() {
         .unwrap();
     drop(child.stdout.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+/// Otherwise a probe could not tell a machine that is fine from one without restartable sequences.
+#[test]
+fn a_problem_is_an_exit_status_for_probes() {
+    let code = |mut command: std::process::Command| {
+        let output = command.arg("--check").output().unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        (output.status.code(), json["doctor"]["problems"].clone())
+    };
+    let root = tempfile::tempdir().unwrap();
+    let cpus = root.path().join("sys/devices/system/cpu");
+    fs::create_dir_all(&cpus).unwrap();
+    fs::write(cpus.join("online"), "nonsense").unwrap();
+    let mut unreadable = doctor();
+    unreadable.arg("--root").arg(root.path());
+    let (status, problems) = code(unreadable);
+    assert!(
+        status == Some(1) && problems.as_u64() > Some(0),
+        "{problems}"
+    );
+    if works() {
+        assert_eq!(code(doctor()), (Some(0), 0.into()));
+        // A limit that the user has set is no problem.
+        let mut limited = doctor();
+        limited.env("PINFOLD_MEMORY_LIMIT", "512M");
+        assert_eq!(code(limited), (Some(0), 0.into()));
+        let (status, problems) = code(filtered(libc::SYS_membarrier, "cid"));
+        assert!(
+            status == Some(1) && problems.as_u64() > Some(0),
+            "{problems}"
+        );
+    }
+}
+
+#[test]
+fn a_limit_that_the_user_has_set_is_a_note() {
+    let mut command = doctor();
+    command.env("PINFOLD_MEMORY_LIMIT", "512M");
+    let (state, found, _) = said(command, "memory limit");
+    assert_eq!(state, "note");
+    assert_has(&found, &["PINFOLD_MEMORY_LIMIT is 512M"]);
 }

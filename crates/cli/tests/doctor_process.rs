@@ -100,42 +100,45 @@ fn start(role: &str, variables: &[(&str, &str)]) -> Program {
     )
 }
 
-/// Returns a verdict on a program: whether it is a problem, what was found, and the advice.
-fn verdict(program: &Program, name: &str) -> (bool, String, String) {
+/// Returns a check of a program: how it came out, what was found, and what follows.
+fn verdict(program: &Program, name: &str) -> (String, String, String) {
     let pid = program.pid();
     let (out, error, code) = doctor(&[&pid, "--json"]);
     assert_eq!(code, Some(0), "{error}");
     let answer: Value = serde_json::from_str(&out).unwrap();
-    let verdicts = answer["verdicts"].as_array().unwrap();
-    let verdict = verdicts.iter().find(|v| v["name"] == name).unwrap();
-    let text = |field: &str| verdict[field].as_str().unwrap().to_owned();
-    let problem = verdict["problem"].as_bool().unwrap();
-    (problem, text("found"), text("advice"))
+    assert_eq!(answer["doctor"]["pid"], program.id());
+    let checks = answer["doctor"]["checks"].as_array().unwrap();
+    let check = checks.iter().find(|check| check["name"] == name).unwrap();
+    let text = |field: &str| check[field].as_str().unwrap().to_owned();
+    (text("state"), text("found"), text("follows"))
 }
 
 #[test]
-fn missing_restartable_sequences_are_a_problem() {
+fn missing_restartable_sequences_are_no_problem_if_the_user_wanted_none() {
     let program = start("sleeps", &[("PINFOLD_RSEQ", "off")]);
-    let (problem, found, advice) = verdict(&program, "backend");
-    assert!(problem && found.contains("PINFOLD_RSEQ=off"), "{found}");
+    let (state, found, advice) = verdict(&program, "backend");
+    assert!(
+        state == "note" && found.contains("PINFOLD_RSEQ=off"),
+        "{found}"
+    );
     assert!(advice.contains("without this setting"), "{advice}");
     let rseq = doctor(&["--json"]).0;
     let machine: Value = serde_json::from_str(&rseq).unwrap();
     let program = start("sleeps", &[]);
-    let (problem, found, _) = verdict(&program, "backend");
-    assert_eq!(problem, machine["checks"][0]["ok"] == false, "{found}");
+    let (state, found, _) = verdict(&program, "backend");
+    assert_eq!(machine["doctor"]["checks"][0]["state"], state, "{found}");
 }
 
 #[test]
-fn a_missing_shepherd_is_a_problem_for_a_program_with_threads() {
+fn a_missing_shepherd_is_noted_for_a_program_with_threads() {
     let program = start("sleeps", &[("PINFOLD_SHEPHERD", "off")]);
-    let (problem, found, advice) = verdict(&program, "shepherd");
-    assert!(problem && found.starts_with("not there"), "{found}");
+    let (state, found, advice) = verdict(&program, "shepherd");
+    assert!(state == "note" && found.starts_with("not there"), "{found}");
     assert!(advice.contains("PINFOLD_SHEPHERD=off"), "{advice}");
     for setting in ["auto", "on"] {
         let program = start("sleeps", &[("PINFOLD_SHEPHERD", setting)]);
         eventually(&format!("no shepherd with {setting}"), || {
-            !verdict(&program, "shepherd").0
+            verdict(&program, "shepherd").0 == "ok"
         });
         let (_, found, _) = verdict(&program, "shepherd");
         assert!(found.starts_with("there"), "{setting}: {found}");
@@ -145,16 +148,16 @@ fn a_missing_shepherd_is_a_problem_for_a_program_with_threads() {
 #[test]
 fn isolated_cpus_are_named_with_what_disturbed_them() {
     let program = start("sleeps", &[]);
-    let (problem, found, _) = verdict(&program, "isolated CPUs");
-    assert!(!problem && found.contains("no thread"), "{found}");
+    let (state, found, _) = verdict(&program, "isolated CPUs");
+    assert!(state == "ok" && found.contains("no thread"), "{found}");
     if !has_both_cpus() {
         return;
     }
     let program = start("isolates", &[]);
     eventually("no disturbance is shown", || {
-        let (problem, found, advice) = verdict(&program, "isolated CPUs");
+        let (state, found, advice) = verdict(&program, "isolated CPUs");
         let named = found.starts_with("CPU 0 was disturbed by") && found.contains("memory back");
-        problem && named && advice.contains("isolation.md")
+        state == "problem" && named && advice.contains("isolation.md")
     });
 }
 
@@ -175,12 +178,15 @@ fn many_frees_on_another_node_are_a_problem() {
     }
     let nodes = [("PINFOLD_FAKE_NODES", "2")];
     let program = start("crosses", &nodes);
-    let (problem, found, advice) = verdict(&program, "remote frees");
-    assert!(problem, "{found}");
+    let (state, found, advice) = verdict(&program, "remote frees");
+    assert_eq!(state, "problem", "{found}");
     assert!(advice.contains("on one node"), "{advice}");
+    // A probe learns it by the exit status.
+    let (out, error, code) = doctor(&[&program.pid(), "--check"]);
+    assert_eq!(code, Some(1), "{out}{error}");
     let program = start("sleeps", &nodes);
-    let (problem, found, _) = verdict(&program, "remote frees");
-    assert!(!problem, "{found}");
+    let (state, found, _) = verdict(&program, "remote frees");
+    assert_eq!(state, "ok", "{found}");
     assert!(verdict(&program, "nodes").1.starts_with("2 "));
 }
 

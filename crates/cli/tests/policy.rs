@@ -333,7 +333,7 @@ fn forbidden_calls_are_named_and_nothing_starts() {
             let (out, ..) = filtered(&["doctor"]);
             let line = out.lines().find(|line| line.starts_with("memory policies"));
             let line = line.unwrap_or_default();
-            assert!(line.contains(" no ") && line.contains(word), "{out}");
+            assert!(line.contains(" note ") && line.contains(word), "{out}");
         }
         let mut own = command(&["policy"]);
         forbid(&mut own, &CALLS, errno);

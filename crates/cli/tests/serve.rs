@@ -269,3 +269,185 @@ fn all_addresses_are_a_port_alone() {
     assert!(stream.is_ok(), "{}", server.address);
     assert!(server.get("/").starts_with("HTTP/1.1 200"));
 }
+
+/// Returns the lines of a page of metrics that are samples.
+fn samples(answer: &str) -> Vec<&str> {
+    let body = answer.split_once("\r\n\r\n").unwrap().1;
+    body.lines().filter(|line| !line.starts_with('#')).collect()
+}
+
+#[test]
+fn caches_can_be_left_out_and_the_order_is_fixed() {
+    let programs = ["allocates", "named"].map(start);
+    let pids = programs
+        .each_ref()
+        .map(|program| program.number("says").to_string());
+    let server = Server::start(1000, &[&pids[0], &pids[1]]);
+    let (whole, few) = (server.get("/metrics"), server.get("/metrics?caches=0"));
+    assert!(
+        whole.contains("\npinfold_cache_slabs{") && !few.contains("pinfold_cache_"),
+        "{few}"
+    );
+    assert!(
+        few.contains("\npinfold_held_bytes{") && samples(&few).len() < 60,
+        "{few}"
+    );
+    let names = |answer: &str| -> Vec<String> {
+        let mut names = samples(answer).into_iter();
+        let names = names
+            .by_ref()
+            .map(|line| line.rsplit_once(' ').unwrap().0.to_owned());
+        names.collect()
+    };
+    let mut families: Vec<&str> = whole.lines().collect();
+    families.retain(|line| line.starts_with("# TYPE "));
+    assert!(families.is_sorted(), "{families:?}");
+    assert_eq!(names(&few), names(&server.get("/metrics?caches=0")));
+}
+
+#[test]
+fn long_answers_are_packed_for_clients_that_take_gzip() {
+    use std::io::Read;
+    let program = start("allocates");
+    let server = Server::start(1000, &[&program.number("says").to_string()]);
+    for path in ["/metrics", "/status.json", "/page.js"] {
+        let plain = server
+            .answer(&get(path, "Accept-Encoding: br\r\n"))
+            .unwrap();
+        assert!(!plain.contains("Content-Encoding"), "{plain}");
+        let mut stream = TcpStream::connect(&server.address).unwrap();
+        let request = get(path, "Accept-Encoding: gzip, deflate\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut packed = Vec::new();
+        stream.read_to_end(&mut packed).unwrap();
+        let end = packed
+            .windows(4)
+            .position(|four| four == b"\r\n\r\n")
+            .unwrap();
+        let (head, body) = (String::from_utf8_lossy(&packed[..end]), &packed[end + 4..]);
+        assert!(head.contains("\r\nContent-Encoding: gzip\r\n"), "{head}");
+        let length = format!("Content-Length: {}\r\n", body.len());
+        assert!(head.contains(&length), "{head}");
+        let mut text = String::new();
+        flate2::read::GzDecoder::new(body)
+            .read_to_string(&mut text)
+            .unwrap();
+        let first = plain
+            .split_once("\r\n\r\n")
+            .unwrap()
+            .1
+            .lines()
+            .next()
+            .unwrap();
+        assert!(text.starts_with(&first[..first.len().min(30)]), "{text}");
+        assert!(
+            body.len() < text.len() / 2,
+            "{path}: {} of {}",
+            body.len(),
+            text.len()
+        );
+    }
+}
+
+/// Two programs with the same name differ by their cgroups, or by their command lines. These may
+/// hold secrets, so they are shown only if the user asked for it.
+#[test]
+fn an_info_metric_tells_processes_apart() {
+    let program = start("allocates");
+    let pid = program.number("says").to_string();
+    let cgroups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    for arguments in [&[][..], &["--command-lines"]] {
+        let server = Server::start(1000, &[arguments, &[&pid]].concat());
+        let metrics = server.get("/metrics");
+        let info = format!("pinfold_process_info{{pid=\"{pid}\",process=");
+        let info = samples(&metrics)
+            .into_iter()
+            .find(|line| line.starts_with(&info));
+        let info = info.expect(&metrics);
+        assert!(info.ends_with(" 1"), "{info}");
+        let path = info.split_once("cgroup=\"").unwrap().1;
+        let path = path.split('"').next().unwrap();
+        let is_there = cgroups
+            .lines()
+            .any(|line| line.ends_with(&format!(":{path}")));
+        assert!(is_there, "{info}: {cgroups}");
+        let has_command = info.contains("cmdline=\"") && info.contains("--exact role");
+        assert_eq!(has_command, !arguments.is_empty(), "{info}");
+    }
+}
+
+#[test]
+fn collectors_of_profiles_find_the_processes() {
+    let program = start("named");
+    let pid = program.number("says").to_string();
+    let server = Server::start(1000, &[&pid]);
+    let answer = server
+        .answer("GET /sd HTTP/1.1\r\nHost: localhost:9464\r\n\r\n")
+        .unwrap();
+    assert_has(&answer, &["Content-Type: application/json\r\n"]);
+    let found = answer.split_once("\r\n\r\n").unwrap().1;
+    let found: serde_json::Value = serde_json::from_str(found).unwrap();
+    let expected = serde_json::json!([{
+        "targets": ["localhost:9464"],
+        "labels": {"__param_pid": pid, "pid": pid, "process": "a\"b\\c\\u001bd"},
+    }]);
+    assert_eq!(found, expected);
+}
+
+/// Returns the names of metrics in a text that `serve` may have.
+fn metrics_in(text: &str) -> std::collections::BTreeSet<&str> {
+    let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    let words = text.split(|letter: char| !is_part(letter));
+    let begins = |word: &&str| word.starts_with("pinfold_") || word.starts_with("process_");
+    words.filter(begins).collect()
+}
+
+/// Otherwise a panel would be empty, and an alert would never fire.
+#[test]
+fn the_dashboard_and_the_alerts_name_metrics_that_exist() {
+    let program = start("allocates");
+    let server = Server::start(1000, &[&program.number("says").to_string()]);
+    let answer = server.get("/metrics");
+    let served: Vec<&str> = samples(&answer);
+    for (file, least) in [("dashboard.json", 12), ("alerts.yml", 5)] {
+        let path = format!("{}/../../docs/deploy/{file}", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(path).unwrap();
+        let named = metrics_in(&text);
+        assert!(named.len() >= least, "{file}: {named:?}");
+        for name in named {
+            let begin = format!("{name}{{");
+            assert!(
+                served.iter().any(|line| line.starts_with(&begin)),
+                "{file}: {name}"
+            );
+        }
+    }
+}
+
+#[test]
+fn each_link_of_the_page_is_answered() {
+    let program = start("allocates");
+    let server = Server::start(1000, &[&program.number("says").to_string()]);
+    let page = server.get("/");
+    let links: Vec<&str> = page.split("<a href=\"").skip(1).collect();
+    assert!(links.len() >= 4, "{page}");
+    for link in links {
+        let path = format!("/{}", link.split('"').next().unwrap());
+        let answer = server.get(&path);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    }
+    // The script shows each part that the chart stacks.
+    let status = server.get("/status.json");
+    let script = server.get("/page.js");
+    for part in [
+        "live_and_sheaves",
+        "in_barns",
+        "free_in_slabs",
+        "dirty",
+        "metadata",
+        "resident",
+    ] {
+        assert!(status.contains(&format!("\"{part}\":")), "{part}: {status}");
+        assert!(script.contains(part), "{part}");
+    }
+}

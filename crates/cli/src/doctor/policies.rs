@@ -1,6 +1,6 @@
 //! Whether memory can be placed by policies, and which policy this process has.
 
-use super::{Check, check};
+use super::{Check, State, check};
 use crate::policy::{listed, of_variable};
 use pinfold::mempolicy;
 use pinfold::topology::NodeSet;
@@ -19,10 +19,12 @@ pub fn policies(with_memory: &NodeSet) -> Check {
     if let Ok(allowed) = mempolicy::mems_allowed() {
         found += &format!("; it may use {}", listed(&allowed.and(with_memory)));
     }
+    let mut state = State::ok_or(works.is_ok(), State::Note);
     match of_variable() {
         Ok(None) => {}
         Ok(Some(policy)) => found += &format!("; {POLICY} is understood: {policy}"),
         Err(_) => {
+            state = State::Problem;
             found += &format!("; {POLICY} is not understood: run `pinfold policy` to see why");
         }
     }
@@ -35,5 +37,5 @@ pub fn policies(with_memory: &NodeSet) -> Check {
             "the kernel chooses where memory comes from; `pinfold run --policy` refuses to start a program"
         }
     };
-    check("memory policies", works.is_ok(), found, follows)
+    check("memory policies", state, found, follows)
 }

@@ -1,16 +1,15 @@
 //! `pinfold doctor PID`: what is good and what is bad for a running process, and what to do.
 //!
-//! The verdicts come from the process's segment and from its files in `/proc`. A verdict whose
-//! files cannot be read says so, and is no problem.
+//! The checks use the process's segment and its files in `/proc`. A check whose files cannot be
+//! read says so, and is no problem. What the user asked for by a variable is a note.
 
-use super::Verdicts;
+use super::{Check, Report, State, Subject, check};
 use crate::foreign;
 use crate::live::{Snapshot, Source, backend_name};
 use anyhow::{Context, Result};
 use pinfold::internal::segment::{Call, SlabEvent};
 use pinfold::internal::with_tightest_cgroup;
 use pinfold_malloc::settings::{MEMORY_LIMIT, RSEQ, SHEPHERD, STATS, THP};
-use serde::Serialize;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -18,31 +17,22 @@ use std::path::Path;
 /// Bytes in huge pages above which huge pages that hold little are a problem.
 const MUCH_HUGE: u64 = 64 << 20;
 
-/// The answer to one question about a process.
-#[derive(Serialize)]
-pub struct Verdict {
-    pub name: &'static str,
-    pub problem: bool,
-    pub found: String,
-    pub advice: &'static str,
+/// Returns a check without its name.
+fn verdict(state: State, found: impl Into<String>, advice: &str) -> Check {
+    check("", state, found, advice)
 }
 
-fn verdict(problem: bool, found: impl Into<String>, advice: &'static str) -> Verdict {
-    Verdict {
-        name: "",
-        problem,
-        found: found.into(),
-        advice,
-    }
+fn problem(found: impl Into<String>, advice: &str) -> Check {
+    verdict(State::Problem, found, advice)
 }
 
-fn good(found: impl Into<String>) -> Verdict {
-    verdict(false, found, "nothing to do")
+fn good(found: impl Into<String>) -> Check {
+    verdict(State::Ok, found, "nothing to do")
 }
 
-fn judge(problem: bool, found: String, advice: &'static str) -> Verdict {
-    if problem {
-        verdict(true, found, advice)
+fn judge(is_problem: bool, found: String, advice: &str) -> Check {
+    if is_problem {
+        problem(found, advice)
     } else {
         good(found)
     }
@@ -65,7 +55,7 @@ struct Cgroup {
     kills: u64,
 }
 
-pub fn verdicts(pid: u32) -> Result<Verdicts> {
+pub fn report(pid: u32) -> Result<Report> {
     let source = Source::open(pid).with_context(|| format!("process {pid}"))?;
     let files = foreign::Process::open(pid).with_context(|| format!("process {pid}"))?;
     let environment = files.read_start("environ", ENVIRONMENT).unwrap_or_default();
@@ -78,26 +68,23 @@ pub fn verdicts(pid: u32) -> Result<Verdicts> {
         cgroup: Cgroup::of(pid, b""),
         files,
     };
-    Ok(Verdicts {
-        pid,
-        program: source.name(),
-        verdicts: [
-            ("backend", process.backend()),
-            ("counting", process.counting()),
-            ("memory limit", process.limit()),
-            ("refused memory", process.refused()),
-            ("huge pages", process.huge_pages()),
-            ("sheaves", process.sheaves()),
-            ("kept memory", process.kept()),
-            ("remote frees", process.remote_frees()),
-            ("nodes", process.nodes()),
-            ("shepherd", process.shepherd()),
-            ("isolated CPUs", process.isolated()),
-            ("mappings", process.mappings()),
-        ]
-        .map(|(name, verdict)| Verdict { name, ..verdict })
-        .into(),
-    })
+    let checks = [
+        ("backend", process.backend()),
+        ("counting", process.counting()),
+        ("memory limit", process.limit()),
+        ("refused memory", process.refused()),
+        ("huge pages", process.huge_pages()),
+        ("sheaves", process.sheaves()),
+        ("kept memory", process.kept()),
+        ("remote frees", process.remote_frees()),
+        ("nodes", process.nodes()),
+        ("shepherd", process.shepherd()),
+        ("isolated CPUs", process.isolated()),
+        ("mappings", process.mappings()),
+    ];
+    let checks = checks.map(|(name, check)| Check { name, ..check });
+    let program = source.name();
+    Ok(Report::new(Some(Subject { pid, program }), checks.into()))
 }
 
 /// How many bytes of a process's environment are searched.
@@ -179,28 +166,27 @@ impl Process {
         self.snapshot.of_caches(|cache| cache.count(event))
     }
 
-    fn backend(&self) -> Verdict {
+    fn backend(&self) -> Check {
         let name = backend_name(self.snapshot.backend);
         let is_off = self.variable(RSEQ) == Some("off");
         match (self.snapshot.backend, is_off) {
             (0, true) => verdict(
-                true,
+                State::Note,
                 format!("{name}, because the process was started with {RSEQ}=off"),
                 "malloc and free use atomic instructions, which are slower: start it without this setting",
             ),
-            (0, false) => verdict(
-                true,
+            (0, false) => problem(
                 format!("{name}: restartable sequences are missing"),
                 "malloc and free use atomic instructions, which are slower: `pinfold doctor` in the same container says what is missing",
             ),
-            _ => verdict(false, name, "most calls take no lock: nothing to do"),
+            _ => verdict(State::Ok, name, "most calls take no lock: nothing to do"),
         }
     }
 
-    fn counting(&self) -> Verdict {
+    fn counting(&self) -> Check {
         if self.snapshot.calls.is_some() || self.variable(STATS).is_some_and(|v| !v.is_empty()) {
             return verdict(
-                true,
+                State::Note,
                 "every call is counted",
                 "no call takes the fast path: start the program without --stats for speed",
             );
@@ -208,7 +194,7 @@ impl Process {
         good("calls of the fast path are not counted")
     }
 
-    fn limit(&self) -> Verdict {
+    fn limit(&self) -> Check {
         let held = self.snapshot.held;
         let soft = self
             .variable(MEMORY_LIMIT)
@@ -226,13 +212,11 @@ impl Process {
             cgroup.kills,
         );
         match (cgroup.is_near(), cgroup.kills) {
-            (true, _) => verdict(
-                true,
+            (true, _) => problem(
                 found,
                 "less than a tenth is left: raise the cgroup's limit, or have the program use less",
             ),
-            (_, 1..) => verdict(
-                true,
+            (_, 1..) => problem(
                 found,
                 "raise the cgroup's limit, or set PINFOLD_MEMORY_LIMIT so that free memory goes back earlier",
             ),
@@ -240,7 +224,7 @@ impl Process {
         }
     }
 
-    fn refused(&self) -> Verdict {
+    fn refused(&self) -> Check {
         let lost = self.count(SlabEvent::FreeRcuSheafFail);
         let failed = self
             .snapshot
@@ -257,10 +241,14 @@ impl Process {
         judge(problem, found, advice)
     }
 
-    fn huge_pages(&self) -> Verdict {
+    fn huge_pages(&self) -> Check {
         let Some(huge) = self.bytes_in("smaps_rollup", "AnonHugePages:") else {
             let found = "the process's pages may not be read";
-            return verdict(false, found, "run this as the process's owner or as root");
+            return verdict(
+                State::Note,
+                found,
+                "run this as the process's owner or as root",
+            );
         };
         let resident = self.bytes_in("smaps_rollup", "Rss:").unwrap_or(0);
         let setting = self.variable(THP).unwrap_or("auto");
@@ -272,18 +260,18 @@ impl Process {
         let is_near = self.cgroup.as_ref().is_some_and(Cgroup::is_near);
         if huge > 0 && is_near {
             let advice = "the cgroup's limit is near, and a huge page takes 2 MiB for its first byte: start it with PINFOLD_THP=never";
-            return verdict(true, found, advice);
+            return problem(found, advice);
         }
         let used = self.snapshot.in_use();
         if huge > MUCH_HUGE && used < huge / 2 {
             let found = format!("{found}; only {} are in use", mib(used));
             let advice = "the huge pages hold little: pinfold set PID thp=never and pinfold trim PID, or start it with PINFOLD_THP=never";
-            return verdict(true, found, advice);
+            return problem(found, advice);
         }
         good(found)
     }
 
-    fn sheaves(&self) -> Verdict {
+    fn sheaves(&self) -> Check {
         let out = |cache: &crate::live::Cache| cache.out().saturating_mul(cache.size);
         let out = self.snapshot.of_caches(out);
         // Each CPU has a main and a spare sheaf of each cache, and no more objects than are out.
@@ -305,7 +293,7 @@ impl Process {
         judge(problem, found, advice)
     }
 
-    fn kept(&self) -> Verdict {
+    fn kept(&self) -> Check {
         let dirty = self.snapshot.dirty();
         let share = percent(dirty, self.snapshot.held);
         let found = format!(
@@ -318,7 +306,7 @@ impl Process {
         judge(problem, found, advice)
     }
 
-    fn remote_frees(&self) -> Verdict {
+    fn remote_frees(&self) -> Check {
         let remote = self.count(SlabEvent::FreeRemote);
         let flushed = self.count(SlabEvent::Flushed);
         let share = percent(remote, flushed);
@@ -330,7 +318,7 @@ impl Process {
         judge(problem, found, advice)
     }
 
-    fn nodes(&self) -> Verdict {
+    fn nodes(&self) -> Check {
         let nodes = self.snapshot.nodes.len();
         let elsewhere = self.count(SlabEvent::AllocNodeMismatch);
         let refilled = self.count(SlabEvent::Refilled);
@@ -343,7 +331,7 @@ impl Process {
         judge(problem, found, advice)
     }
 
-    fn shepherd(&self) -> Verdict {
+    fn shepherd(&self) -> Check {
         let shepherds = || {
             let tasks = self.files.tasks().into_iter().flatten().flatten();
             let mut threads = 0;
@@ -366,18 +354,22 @@ impl Process {
             threads
         );
         if !is_there && threads > 1 {
+            let state = match setting {
+                "off" => State::Note,
+                _ => State::Problem,
+            };
             let advice = "idle memory stays on CPUs that no thread uses any more: start it without PINFOLD_SHEPHERD=off, or call Shepherd::start";
-            return verdict(true, found, advice);
+            return verdict(state, found, advice);
         }
         let advice = if is_there {
             "idle memory goes back: nothing to do"
         } else {
             "a program with one thread needs none: nothing to do"
         };
-        verdict(false, found, advice)
+        verdict(State::Ok, found, advice)
     }
 
-    fn isolated(&self) -> Verdict {
+    fn isolated(&self) -> Check {
         let cpus = &self.snapshot.isolated;
         if cpus.is_empty() {
             return good("no thread has isolated its CPU");
@@ -401,7 +393,7 @@ impl Process {
         judge(found.contains("disturbed by"), found, advice)
     }
 
-    fn mappings(&self) -> Verdict {
+    fn mappings(&self) -> Check {
         let most = text(Path::new("/proc/sys/vm/max_map_count"));
         let most: u64 = most.trim().parse().unwrap_or(65_530);
         let maps = self.files.read_start("maps", MAPS).unwrap_or_default();
@@ -415,14 +407,20 @@ impl Process {
             mib(size)
         );
         let is_near = |used: u64, most: u64| used > most / 10 * 8;
-        let (problem, advice) = if is_near(count, most) {
-            (true, "raise vm.max_map_count: beyond it, allocations fail")
+        let (state, advice) = if is_near(count, most) {
+            (
+                State::Problem,
+                "raise vm.max_map_count: beyond it, allocations fail",
+            )
         } else if space.is_some_and(|space| is_near(size, space)) {
-            (true, "raise ulimit -v: beyond it, allocations fail")
+            (
+                State::Problem,
+                "raise ulimit -v: beyond it, allocations fail",
+            )
         } else {
-            (false, "nothing to do")
+            (State::Ok, "nothing to do")
         };
-        verdict(problem, found, advice)
+        verdict(state, found, advice)
     }
 }
 

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 /// The largest size of a text of one process, except its mappings. A process in 65,536 groups, the
 /// most that the kernel allows, has a `status` of 700 KiB.
 const MAX_TEXT: usize = 1 << 20;
+/// The characters of the longest path of a cgroup.
+const CGROUP: usize = 256;
 
 /// The highest number of processes and threads that the kernel can be set to.
 const MAX_TASKS: usize = 1 << 22;
@@ -207,6 +209,26 @@ impl Process {
         Ok(String::from_utf8_lossy(name).into_owned())
     }
 
+    /// Returns the path of the process's cgroup, or its last [`CGROUP`] characters: of the memory
+    /// controller's hierarchy if that is a separate one, and otherwise of the unified hierarchy.
+    pub fn cgroup(&self) -> Option<String> {
+        let text = self.read("cgroup", MAX_TEXT).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        let path = |middle: &str| {
+            let mut lines = text.lines().filter_map(|line| line.split_once(':'));
+            lines.find_map(|(_, rest)| {
+                let (controllers, path) = rest.split_once(':')?;
+                controllers
+                    .split(',')
+                    .any(|name| name == middle)
+                    .then_some(path)
+            })
+        };
+        let path = path("memory").or_else(|| path(""))?;
+        let skipped = path.chars().count().saturating_sub(CGROUP);
+        Some(path.chars().skip(skipped).collect())
+    }
+
     /// Returns the PID that the process has in its own PID namespace.
     pub fn inner_pid(&self) -> io::Result<u32> {
         let status = self.status()?;
@@ -378,6 +400,26 @@ mod tests {
             ErrorKind::FileTooLarge
         );
         assert_eq!(process.read_start("stat", 3).unwrap().len(), 3);
+    }
+
+    #[test]
+    fn the_cgroup_of_either_version_is_read() {
+        let proc = tempfile::tempdir().unwrap();
+        let process = Process::in_any_state(proc.path(), 7).unwrap();
+        assert_eq!(process.cgroup(), None);
+        let long = format!("0::/{}\n", "x".repeat(2000));
+        for (text, expected) in [
+            (
+                "0::/system.slice/a:b.service\n",
+                Some("/system.slice/a:b.service"),
+            ),
+            ("5:cpu,cpuacct:/c\n3:memory:/m\n0::/u\n", Some("/m")),
+            (&long, Some(&long.trim()[long.len() - 1 - CGROUP..])),
+            ("nonsense\n", None),
+        ] {
+            std::fs::write(proc.path().join("cgroup"), text).unwrap();
+            assert_eq!(process.cgroup().as_deref(), expected, "{text}");
+        }
     }
 
     /// The kernel gives the PID of a process that has ended to another one.

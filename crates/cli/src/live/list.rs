@@ -30,6 +30,8 @@ pub struct Args {
 pub struct Row {
     pub pid: u32,
     pub name: String,
+    /// The beginning of the command line.
+    pub command: String,
     backend: &'static str,
     pub held_bytes: u64,
     pub held_peak_bytes: u64,
@@ -50,6 +52,7 @@ impl Row {
         Row {
             pid: source.pid,
             name: source.name(),
+            command: source.command(COMMAND),
             backend: backend_name(snapshot.backend),
             held_bytes: snapshot.held,
             held_peak_bytes: snapshot.held_peak,
@@ -57,6 +60,25 @@ impl Row {
             dirty_bytes: snapshot.dirty(),
             caches: snapshot.caches.len(),
             seconds: now.unwrap_or_default().saturating_sub(started).as_secs(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Row {
+    /// Returns the row of a made-up process that holds nothing.
+    pub fn with(pid: u32, name: &str) -> Row {
+        Row {
+            pid,
+            name: name.to_owned(),
+            command: String::new(),
+            backend: backend_name(0),
+            held_bytes: 0,
+            held_peak_bytes: 0,
+            used_bytes: 0,
+            dirty_bytes: 0,
+            caches: 0,
+            seconds: 0,
         }
     }
 }
@@ -212,6 +234,18 @@ pub fn main(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The bytes of a command line that are read.
+const COMMAND: usize = 256;
+/// The characters of a command line that the table has.
+const SHOWN: usize = 60;
+
+fn shortened(command: &str) -> String {
+    match command.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &command[..end]),
+        None => command.to_owned(),
+    }
+}
+
 fn table(rows: &[Row]) -> Table {
     Table::of(rows)
         .column("NAME", |row| &row.name)
@@ -223,6 +257,7 @@ fn table(rows: &[Row]) -> Table {
         .column("DIRTY MiB", |row| mib(row.dirty_bytes))
         .column("CACHES", |row| row.caches)
         .column("SECONDS", |row| row.seconds)
+        .also_names("COMMAND", |row| shortened(&row.command))
         .table()
 }
 

@@ -214,6 +214,14 @@ impl Source {
         &self.process
     }
 
+    /// Returns the first `most` bytes of the process's command line, with spaces between the words
+    /// and instead of control characters.
+    pub fn command(&self, most: usize) -> String {
+        let bytes = self.process.read_start("cmdline", most).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes).replace(char::is_control, " ");
+        text.trim_end().to_owned()
+    }
+
     /// Returns the name of the process's program.
     pub fn name(&self) -> String {
         self.process.name().unwrap_or_default()

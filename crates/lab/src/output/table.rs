@@ -3,10 +3,10 @@
 use super::text::escaped;
 use std::fmt::{self, Display};
 
-/// Rows under a heading. One column is left-aligned, the others are right-aligned.
+/// Rows under a heading. Columns of names are left-aligned, the others are right-aligned.
 pub struct Table {
     rows: Vec<Vec<String>>,
-    left: usize,
+    left: Vec<usize>,
 }
 
 impl Table {
@@ -16,7 +16,7 @@ impl Table {
         let rows: Vec<R> = rows.into_iter().collect();
         let table = Table {
             rows: vec![Vec::new(); rows.len() + 1],
-            left: 0,
+            left: vec![0],
         };
         Columns { rows, table }
     }
@@ -57,7 +57,13 @@ impl<R: Copy> Columns<R> {
 
     /// Adds the column that is left-aligned instead of the first: for names of any length.
     pub fn names<C: Display>(mut self, heading: impl Display, cell: impl Fn(R) -> C) -> Self {
-        self.table.left = self.table.rows[0].len();
+        self.table.left.clear();
+        self.also_names(heading, cell)
+    }
+
+    /// Adds a further column that is left-aligned.
+    pub fn also_names<C: Display>(mut self, heading: impl Display, cell: impl Fn(R) -> C) -> Self {
+        self.table.left.push(self.table.rows[0].len());
         self.column(heading, cell)
     }
 
@@ -80,7 +86,7 @@ impl Display for Table {
             let mut line = String::new();
             for (column, (cell, &width)) in row.iter().zip(&widths).enumerate() {
                 line += if column > 0 { "  " } else { "" };
-                line += &match column == self.left {
+                line += &match self.left.contains(&column) {
                     true => format!("{cell:<width$}"),
                     false => format!("{cell:>width$}"),
                 };

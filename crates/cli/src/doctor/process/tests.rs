@@ -1,4 +1,4 @@
-//! Verdicts on made-up processes, in states that few machines can provoke.
+//! Checks on made-up processes, in states that few machines can provoke.
 
 use super::*;
 use crate::live::segment;
@@ -23,20 +23,25 @@ fn process() -> Process {
 }
 
 /// Asserts that `verdict` is a problem, and that its advice contains `remedy`.
-fn assert_problem(verdict: &Verdict, remedy: &str) {
-    assert!(verdict.problem, "no problem: {}", verdict.found);
-    assert!(verdict.advice.contains(remedy), "{}", verdict.advice);
+fn assert_problem(verdict: &Check, remedy: &str) {
+    assert_eq!(
+        verdict.state,
+        State::Problem,
+        "no problem: {}",
+        verdict.found
+    );
+    assert!(verdict.follows.contains(remedy), "{}", verdict.follows);
 }
 
 /// Asserts that `verdict` is no problem, and that there is nothing to do.
-fn assert_good(verdict: &Verdict) {
-    assert!(!verdict.problem, "a problem: {}", verdict.found);
-    assert_eq!(verdict.advice, "nothing to do");
+fn assert_good(verdict: &Check) {
+    assert_eq!(verdict.state, State::Ok, "a problem: {}", verdict.found);
+    assert_eq!(verdict.follows, "nothing to do");
 }
 
 /// Returns the verdict on the limit of a cgroup that uses `used` of 1000 MiB, in which the kernel
 /// ended `kills` processes.
-fn limit(used: u64, kills: u64) -> Verdict {
+fn limit(used: u64, kills: u64) -> Check {
     let cgroup = Cgroup {
         limit: 1000 * MIB,
         used,
@@ -189,7 +194,7 @@ fn huge_pages_near_the_limit_are_a_problem() {
         "{}",
         far.found
     );
-    assert!(process().huge_pages().advice.contains("as root"));
+    assert!(process().huge_pages().follows.contains("as root"));
 }
 
 #[test]

@@ -7,6 +7,8 @@
 use super::connections::{Connections, Phase, Place};
 use super::request::{self, Request};
 use anyhow::{Context, Result};
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -25,6 +27,9 @@ const MAKING: Duration = Duration::from_secs(20);
 /// How often the server looks whether the client still waits. A client that shuts down its side
 /// after the request still gets an answer that is ready within this time.
 const LOOK: Duration = Duration::from_millis(500);
+
+/// Shorter texts are not packed.
+const LEAST_PACKED: usize = 1 << 10;
 
 /// Headers of every answer. No page of another site may read, show or guess what it says.
 const SAFE: &str = "Cache-Control: no-store\r\n\
@@ -68,6 +73,23 @@ impl Response {
                 _ => "",
             },
             body: text.into(),
+        }
+    }
+
+    /// Packs a long text by gzip.
+    fn packed(self) -> Response {
+        let is_text = self.kind.contains("text") || self.kind.contains("json");
+        if self.body.len() < LEAST_PACKED || !is_text || !self.headers.is_empty() {
+            return self;
+        }
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        match gzip.write_all(&self.body).and_then(|()| gzip.finish()) {
+            Ok(body) => Response {
+                headers: "Content-Encoding: gzip\r\nVary: Accept-Encoding\r\n",
+                body,
+                ..self
+            },
+            Err(_) => self,
         }
     }
 
@@ -258,8 +280,12 @@ impl Service {
         let seen = Arc::downgrade(&waiting);
         let (give, take) = channel();
         let making = move || {
+            let response = answer(&request, seen);
             // The client may be gone.
-            let _ = give.send(answer(&request, seen));
+            let _ = give.send(match request.takes_gzip {
+                true => response.packed(),
+                false => response,
+            });
             drop(mine);
         };
         if thread::Builder::new().spawn(making).is_err() {

@@ -31,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(4);
 const EACH: Duration = Duration::from_millis(500);
 /// The most memory for the numbers of all processes, and for the page that is made of them.
 const MEMORY: usize = 256 << 20;
+/// The bytes of a command line that are served.
+const COMMAND: usize = 128;
 /// The most descriptors that are counted one by one.
 const MOST_LISTED: usize = 10_000;
 /// A read of one process that takes longer hangs.
@@ -93,6 +95,10 @@ pub struct Reading {
     pub name: String,
     pub snapshot: Snapshot,
     pub system: System,
+    /// The path of its cgroup.
+    pub cgroup: Option<String>,
+    /// The first bytes of its command line, if the user asked for that.
+    pub command: Option<String>,
     /// How many threads ran on each CPU last, if that was asked for.
     pub cpus: Vec<(String, u64)>,
 }
@@ -131,11 +137,13 @@ struct List {
     unlisted: Mutex<Unread>,
     /// Whether the user named the processes.
     is_named: bool,
+    /// Whether command lines are read.
+    with_commands: bool,
 }
 
 impl Processes {
     /// Serves the processes in `named`, or all processes if it is empty: at most `most`.
-    pub fn new(named: Vec<Source>, most: usize) -> Processes {
+    pub fn new(named: Vec<Source>, most: usize, with_commands: bool) -> Processes {
         let is_named = !named.is_empty();
         let named = named.into_iter();
         let list = Arc::new(List {
@@ -143,6 +151,7 @@ impl Processes {
             most,
             unlisted: Mutex::default(),
             is_named,
+            with_commands,
         });
         let all = (!is_named).then(|| {
             let list = Arc::clone(&list);
@@ -241,8 +250,9 @@ impl List {
         let mut memory = 0_usize;
         for (nth, entry) in entries.iter().enumerate() {
             let is_late = nth > 0 && Instant::now() > end;
-            let read = (!is_late).then(|| entry.read(with_threads)).flatten();
-            match read {
+            let read = |entry: &Entry| entry.read(with_threads, self.with_commands);
+            let this = (!is_late).then(|| read(entry)).flatten();
+            match this {
                 Some(Err(Unreadable::Gone)) if entry.has_ended() => self.replace(entry, None),
                 Some(Err(why @ (Unreadable::Gone | Unreadable::Replaced))) => {
                     // It runs another program, which may show its statistics, at once or soon. A
@@ -250,14 +260,14 @@ impl List {
                     let stays = self.is_named || matches!(why, Unreadable::Gone);
                     match entry.opened_anew() {
                         Some(next) => {
-                            look.take(next.read(with_threads), &mut memory);
+                            look.take(read(&next), &mut memory);
                             self.replace(entry, Some(next));
                         }
                         None if stays => look.unread.failed += 1,
                         None => self.replace(entry, None),
                     }
                 }
-                read => look.take(read, &mut memory),
+                this => look.take(this, &mut memory),
             }
         }
         look.readings.sort_by_key(|reading| reading.pid);
@@ -301,7 +311,7 @@ impl Entry {
     }
 
     /// Reads the process. Returns `None` if an earlier read hangs.
-    fn read(&self, with_threads: bool) -> Option<Result<Reading, Unreadable>> {
+    fn read(&self, with_threads: bool, with_commands: bool) -> Option<Result<Reading, Unreadable>> {
         let begin = Instant::now();
         {
             let mut reading = locked(&self.reading);
@@ -315,6 +325,8 @@ impl Entry {
             pid: self.process().pid(),
             name: self.name(),
             system: self.system(),
+            cgroup: self.process().cgroup(),
+            command: with_commands.then(|| self.source.command(COMMAND)),
             cpus: match with_threads {
                 true => threads_by_cpu(self.process().pid(), &snapshot),
                 false => Vec::new(),
@@ -397,7 +409,7 @@ impl Reading {
         let caches = snapshot.caches.iter();
         let caches = caches.map(|cache| LINES + size_of_val(&cache.nodes[..]));
         let nodes = (size_of::<Memory>() + LINE) * snapshot.nodes.len();
-        caches.sum::<usize>() + nodes + LINE * snapshot.counters.len() + LINES
+        caches.sum::<usize>() + nodes + LINE * snapshot.counters.len() + 2 * LINES
     }
 }
 
@@ -410,6 +422,8 @@ impl Reading {
             name: "test".to_owned(),
             snapshot,
             system: System::default(),
+            cgroup: None,
+            command: None,
             cpus: Vec::new(),
         }
     }

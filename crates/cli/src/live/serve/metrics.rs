@@ -46,6 +46,8 @@ macro_rules! families {
 }
 
 families! {
+    INFO = Gauge "pinfold_process_info" ""
+        "Always 1, with the cgroup of a process, and its command line if serve was asked for it";
     UNREAD = Gauge "pinfold_unread_processes" "" "Processes that are left out, by reason";
     COUNTER_EVENTS = Counter "pinfold_counter_events" "" "Events that the program counts by name";
     COUNTER_LEVELS = Gauge "pinfold_counter" "" "Levels that the program counts by name";
@@ -59,10 +61,11 @@ families! {
         "Start time of the process since the epoch in seconds";
 }
 
-pub fn text(look: &Look, format: Format) -> String {
+/// Returns the page. Without caches, it has some tens of lines for each process.
+pub fn text(look: &Look, format: Format, with_caches: bool) -> String {
     let mut samples = Samples::default();
     for reading in &look.readings {
-        add(&mut samples, reading);
+        add(&mut samples, reading, with_caches);
     }
     for (reason, count) in look.unread.by_reason() {
         let labels = Labels::default().with("reason", reason);
@@ -71,7 +74,7 @@ pub fn text(look: &Look, format: Format) -> String {
     samples.text(format)
 }
 
-fn add(samples: &mut Samples, reading: &Reading) {
+fn add(samples: &mut Samples, reading: &Reading, with_caches: bool) {
     let snapshot = &reading.snapshot;
     let pid = reading.pid.to_string();
     let process = Labels::default().with("pid", &pid);
@@ -98,8 +101,15 @@ fn add(samples: &mut Samples, reading: &Reading) {
         let labels = process.with("node", &node.to_string());
         samples.add(bytes(DIRTY), &labels, memory.dirty);
     }
+    let info = process.with("cgroup", reading.cgroup.as_deref().unwrap_or(""));
+    let info = match &reading.command {
+        Some(command) => info.with("cmdline", command),
+        None => info,
+    };
+    samples.add(INFO, &info, 1_u64);
     // Several caches may have the same name: they are one to a scraper.
-    for cache in snapshot.caches.iter().filter(|cache| cache.refilled() > 0) {
+    let caches = snapshot.caches.iter().filter(|_| with_caches);
+    for cache in caches.filter(|cache| cache.refilled() > 0) {
         let labels = process.with("cache", &cache.name);
         let free = cache.total().saturating_sub(cache.out());
         for (state, count) in [("active", cache.out()), ("free", free)] {
@@ -161,7 +171,7 @@ mod tests {
                 ..Unread::default()
             },
         };
-        let text = text(&look, Format::Text);
+        let text = text(&look, Format::Text, true);
         let value = |family: &str| {
             let mut lines = text.lines().filter(|line| line.starts_with(family));
             let line = lines.next().expect(&text);

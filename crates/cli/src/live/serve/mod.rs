@@ -26,10 +26,11 @@ use std::time::{Duration, Instant};
 
 /// Serve the statistics of running processes over HTTP
 ///
-/// `/metrics` is for Prometheus, as OpenMetrics or as text of version 0.0.4. `/` is a page for
-/// people, which updates itself. `/status.json` has the numbers of the page. `/debug/pprof/heap` is
-/// a heap profile. No request changes anything. Ends with the processes that were named. A named
-/// process that executes another program is served again once that program shows statistics.
+/// `/metrics` is for Prometheus, as OpenMetrics or as text of version 0.0.4; with `?caches=0`, it
+/// leaves out the object caches. `/` is a page for people, which updates itself. `/status.json` has
+/// the numbers of the page. `/debug/pprof/heap` is a heap profile, and `/sd` names the processes to
+/// collectors of profiles. No request changes anything. Ends with the processes that were named. A
+/// named process that executes another program is served again once that program shows statistics.
 ///
 /// Anybody who can reach the address can read the numbers. A browser can do so only for the
 /// server's own page: a request must name the server by an IP address, as localhost, or by a name
@@ -47,6 +48,10 @@ pub struct Args {
     /// Also answer clients that call the server by this name; may be given several times
     #[arg(long, value_name = "NAME", value_parser = host)]
     allow_host: Vec<String>,
+
+    /// Also serve the first 128 bytes of each process's command line, which may hold secrets
+    #[arg(long)]
+    command_lines: bool,
 }
 
 /// The address to listen at. The others are for a machine without the first one's kind.
@@ -119,7 +124,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         .map(|&pid| Source::open(pid).with_context(|| format!("process {pid}")));
     let sources: Vec<Source> = sources.collect::<Result<_>>()?;
     let served = Arc::new(Served {
-        processes: Processes::new(sources, most),
+        processes: Processes::new(sources, most, args.command_lines),
         is_naming: AtomicBool::new(false),
     });
     let answers = Arc::clone(&served);
@@ -183,18 +188,20 @@ impl Served {
             "/page.css" => Response::page("text/css; charset=utf-8", include_str!("page.css")),
             "/page.js" => Response::page("text/javascript; charset=utf-8", include_str!("page.js")),
             "/metrics" => self.numbers(false, |look| {
-                let text = metrics::text(look, request.format);
+                let with_caches = request.value("caches") != Some("0");
+                let text = metrics::text(look, request.format, with_caches);
                 Response::page(metrics::kind(request.format), text)
             }),
             "/status.json" => self.numbers(true, |look| {
                 Response::page("application/json", status::text(look))
             }),
+            "/sd" => self.numbers(false, |look| discovery(look, request)),
             "/debug/pprof/heap" => self.numbers(false, |look| {
                 self.heap_profile(look, request, waiting.clone())
             }),
             _ => Response::error(
                 404,
-                "not here; see /, /metrics, /status.json and /debug/pprof/heap\n",
+                "not here; see /, /metrics, /status.json, /debug/pprof/heap and /sd\n",
             ),
         }
     }
@@ -211,8 +218,7 @@ impl Served {
     /// time. Naming ends when the client leaves.
     fn heap_profile(&self, look: &Look, request: &Request, waiting: Waiting) -> Response {
         let pids: Vec<u32> = look.readings.iter().map(|reading| reading.pid).collect();
-        let mut words = request.query.split('&');
-        let asked = words.find_map(|word| word.strip_prefix("pid="));
+        let asked = request.value("pid");
         let pid = match (asked, &pids[..]) {
             (None, [only]) => Some(*only),
             (None, _) => None,
@@ -241,6 +247,23 @@ impl Served {
     }
 }
 
+/// Returns the processes in the form of Prometheus' HTTP service discovery. A collector of profiles
+/// asks each target for its path of heap profiles, with the parameter `pid`.
+fn discovery(look: &Look, request: &Request) -> Response {
+    let Some(host) = &request.host else {
+        return Response::error(400, "the request needs one header Host\n");
+    };
+    let targets = look.readings.iter().map(|reading| {
+        let pid = reading.pid.to_string();
+        serde_json::json!({
+            "targets": [host],
+            "labels": { "__param_pid": pid, "pid": pid, "process": reading.name },
+        })
+    });
+    let text = serde_json::Value::from_iter(targets).to_string();
+    Response::page("application/json", text)
+}
+
 /// Gives back the turn to make a profile, also after a panic.
 struct Turn<'t>(&'t AtomicBool);
 
@@ -267,10 +290,12 @@ mod tests {
         let request = Request {
             path: "/debug/pprof/heap".to_owned(),
             query: String::new(),
+            host: None,
             format: Format::Text,
+            takes_gzip: false,
         };
         let served = Served {
-            processes: Processes::new(Vec::new(), 1),
+            processes: Processes::new(Vec::new(), 1, false),
             is_naming: AtomicBool::new(true),
         };
         let said = || {

@@ -1,5 +1,8 @@
 "use strict";
 const pasts = new Map();
+// The processes of which all caches are shown. Of the others, only busy caches are: at most these.
+const unfolded = new Set();
+const rows = 12;
 let sorted = "bytes";
 const mib = bytes => (bytes / 1048576).toFixed(1);
 const cell = (row, text, kind = "td") => {
@@ -18,29 +21,83 @@ const sums = [
 ];
 const columns = ["name", "objects", "active", "size", "slabs", "bytes", "refills"];
 
-function line(values) {
-  const most = Math.max(1, ...values);
-  const step = 100 / Math.max(1, values.length - 1);
-  const points = values.map((v, x) => `${(x * step).toFixed(2)},${(38 - 36 * v / most).toFixed(2)}`);
-  const make = (kind, attributes) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
-    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-    return made;
-  };
-  const picture = make("svg", {
-    viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img",
-    "aria-label": "memory held over time",
+// The parts of the chart, from below. Their sum is what can be in memory at most.
+const parts = [
+  ["live and CPUs' sheaves", "live_and_sheaves"], ["barns", "in_barns"],
+  ["free in slabs", "free_in_slabs"], ["dirty free runs", "dirty"], ["metadata", "metadata"],
+];
+const readings = 240;
+
+function drawn(kind, attributes, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", kind);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(text);
+  return made;
+}
+
+// Rounds up to a number that is easy to read.
+function round(value) {
+  const ten = 10 ** Math.floor(Math.log10(Math.max(value, .1)));
+  return [1, 2, 5, 10].find(times => times * ten >= value) * ten;
+}
+
+// Draws what the parts were at the last readings, one above the other, with both axes.
+function chart(sums, seconds) {
+  const [left, right, top, bottom] = [60, 690, 8, 150];
+  const most = round(Math.max(...sums.map(sum => sum.resident)) / 1048576);
+  const y = bytes => bottom - (bottom - top) * bytes / 1048576 / most;
+  const x = nth => right - (right - left) * (sums.length - 1 - nth) / (readings - 1);
+  const picture = drawn("svg", {
+    viewBox: "0 0 700 170", role: "img", "aria-label": "parts of the memory over time",
   });
-  picture.append(make("path", { d: `M${points.join("L")}` }));
+  for (const share of [0, .5, 1]) {
+    const at = y(share * most * 1048576);
+    picture.append(drawn("path", { d: `M${left} ${at}H${right}`, class: "axis" }));
+    const text = `${+(share * most).toFixed(2)} MiB`;
+    picture.append(drawn("text", { x: left - 6, y: at + 4, class: "end" }, text));
+  }
+  const below = sums.map(() => 0);
+  parts.forEach(([name, key], nth) => {
+    const lower = sums.map((_, at) => `${x(at).toFixed(1)},${y(below[at]).toFixed(1)}`);
+    sums.forEach((sum, at) => { below[at] += sum[key]; });
+    const upper = sums.map((_, at) => `${x(at).toFixed(1)},${y(below[at]).toFixed(1)}`);
+    const line = `M${upper.join("L")}L${lower.reverse().join("L")}Z`;
+    const area = drawn("path", { d: line, class: `part${nth}` });
+    area.append(drawn("title", {}, name));
+    picture.append(area);
+  });
+  const age = Math.round(seconds);
+  picture.append(drawn("text", { x: right, y: 166, class: "end" }, "now"));
+  if (sums.length > 20) {
+    picture.append(drawn("text", { x: Math.max(x(0), left), y: 166 }, `${age} s ago`));
+  }
   return picture;
 }
 
-function table(heads, rows) {
+function legend() {
+  const line = document.createElement("p");
+  line.className = "legend";
+  parts.forEach(([name], nth) => {
+    const mark = document.createElement("span");
+    mark.className = `mark part${nth}`;
+    line.append(mark, `${name} `);
+  });
+  return line;
+}
+
+function link(address, text) {
+  const made = document.createElement("a");
+  made.href = address;
+  made.append(text);
+  return made;
+}
+
+function table(heads, lines) {
   const table = document.createElement("table");
   const head = table.createTHead().insertRow();
   for (const text of heads) cell(head, text, "th");
   const body = table.createTBody();
-  for (const texts of rows) {
+  for (const texts of lines) {
     const row = body.insertRow();
     for (const text of texts) cell(row, text);
   }
@@ -70,9 +127,10 @@ function others(process, now, past, seconds) {
 }
 
 function show(process, now) {
-  const past = pasts.get(process.pid) ?? { held: [], refilled: new Map(), others: new Map(), when: now };
-  past.held.push(process.sum.held);
-  if (past.held.length > 240) past.held.shift();
+  const past = pasts.get(process.pid) ??
+    { sums: [], refilled: new Map(), others: new Map(), when: now };
+  past.sums.push({ ...process.sum, when: now });
+  if (past.sums.length > readings) past.sums.shift();
   const seconds = Math.max(.001, (now - past.when) / 1000);
   for (const cache of process.caches) {
     const before = past.refilled.get(cache.name) ?? cache.refilled;
@@ -85,7 +143,12 @@ function show(process, now) {
   const title = document.createElement("h2");
   title.append(`${process.name} (process ${process.pid}) on ${process.backend}`);
   section.append(title);
-  section.append(line(past.held));
+  section.append(chart(past.sums, (now - past.sums[0].when) / 1000), legend());
+  const profile = document.createElement("p");
+  profile.append(
+    link(`debug/pprof/heap?pid=${process.pid}`, "heap profile"),
+    ` for pprof, after pinfold heap start ${process.pid}`);
+  section.append(profile);
   const sum = document.createElement("table");
   const counts = "live" in process.sum;
   for (const [what, key] of sums) {
@@ -107,11 +170,24 @@ function show(process, now) {
   section.append(...others(process, now, past, seconds));
   const order = (a, b) => sorted === "name" ? a.name.localeCompare(b.name) : b[sorted] - a[sorted];
   const body = caches.createTBody();
-  for (const cache of process.caches.sort(order)) {
+  const isBusy = cache => cache.active > 0 || cache.refills > 0;
+  const busy = process.caches.filter(isBusy).sort(order);
+  const all = process.caches.sort(order);
+  const shown = unfolded.has(process.pid) ? all : busy.slice(0, rows);
+  for (const cache of shown) {
     const row = body.insertRow();
     for (const column of columns) cell(row, cache[column].toLocaleString());
   }
   section.append(caches);
+  if (all.length > shown.length || unfolded.has(process.pid)) {
+    const fold = document.createElement("button");
+    fold.append(unfolded.has(process.pid) ? "show fewer caches" : `show all ${all.length} caches`);
+    fold.onclick = () => {
+      if (!unfolded.delete(process.pid)) unfolded.add(process.pid);
+      update();
+    };
+    section.append(fold);
+  }
   return section;
 }
 

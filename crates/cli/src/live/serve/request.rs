@@ -27,7 +27,19 @@ pub struct Request {
     pub path: String,
     /// The text after the question mark.
     pub query: String,
+    /// The name and port by which the client calls the server, if it says them.
+    pub host: Option<String>,
     pub format: Format,
+    /// Whether the client takes an answer that gzip has packed.
+    pub takes_gzip: bool,
+}
+
+impl Request {
+    /// Returns the value of a name in the query.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        let mut words = self.query.split('&');
+        words.find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
+    }
 }
 
 /// Checks a request whose headers were read. `allowed` are names that the user accepts as hosts.
@@ -68,7 +80,11 @@ pub fn check(request: &httparse::Request<'_, '_>, allowed: &[String]) -> Result<
     Ok(Request {
         path: if path.is_empty() { "/" } else { path }.to_owned(),
         query: query.to_owned(),
+        host: hosts
+            .first()
+            .map(|host| String::from_utf8_lossy(host).trim().to_owned()),
         format: wanted(values("Accept")),
+        takes_gzip: takes_gzip(values("Accept-Encoding")),
     })
 }
 
@@ -118,6 +134,28 @@ fn is_own_site(request: &httparse::Request<'_, '_>, path: &str, host: Option<&[u
         path == "/" && has("Sec-Fetch-Mode", b"navigate") && has("Sec-Fetch-Dest", b"document");
     values(request, "Origin").all(is_own_origin)
         && (is_link || is_only("Sec-Fetch-Site", &[b"same-origin", b"none"]))
+}
+
+/// Returns whether the header `Accept-Encoding` allows gzip. A word about gzip counts more than the
+/// star, which means any other coding.
+fn takes_gzip<'r>(accepted: impl Iterator<Item = &'r [u8]>) -> bool {
+    let (mut gzip, mut any) = (None, None);
+    for value in accepted {
+        for coding in String::from_utf8_lossy(value).split(',') {
+            let (name, weight) = coding.split_once(';').unwrap_or((coding, "q=1"));
+            let weight = weight.trim().to_ascii_lowercase();
+            let weight = weight
+                .strip_prefix("q=")
+                .and_then(|text| text.trim().parse().ok());
+            let is_allowed = weight.is_some_and(|weight: f32| weight > 0.0);
+            match &name.trim().to_ascii_lowercase()[..] {
+                "gzip" | "x-gzip" => gzip = Some(is_allowed),
+                "*" => any = Some(is_allowed),
+                _ => {}
+            }
+        }
+    }
+    gzip.or(any).unwrap_or(false)
 }
 
 /// Returns the format that the header `Accept` asks for. OpenMetrics goes only to clients that name
@@ -277,6 +315,29 @@ mod tests {
             let expected = is_answered.then_some(target.to_owned()).ok_or(403);
             assert_eq!(said, expected, "{target} {headers}");
         }
+    }
+
+    #[test]
+    fn gzip_is_for_clients_that_take_it() {
+        for (accepted, expected) in [
+            ("gzip", true),
+            ("deflate, GZIP;q=0.5", true),
+            ("x-gzip", true),
+            ("*", true),
+            ("gzip;q=0, *", false),
+            ("*;q=0, gzip", true),
+            ("gzip;q=0.0", false),
+            ("gzip;q=x", false),
+            ("identity, br", false),
+            ("", false),
+        ] {
+            assert_eq!(
+                takes_gzip([accepted.as_bytes()].into_iter()),
+                expected,
+                "{accepted}"
+            );
+        }
+        assert!(!takes_gzip(std::iter::empty()));
     }
 
     #[test]

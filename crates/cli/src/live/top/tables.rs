@@ -1,16 +1,17 @@
 //! Draws the tables below the sum: the caches, the CPUs, the nodes, and the shepherd.
 
-use super::frame::{bold, table};
+use super::frame::bold;
+use super::grid::{Column, Grid};
 use super::view::{Key, Show, View};
 use crate::live::mib;
 use crate::output::escaped;
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::text::{Line, Span};
-use ratatui::widgets::Paragraph;
+use ratatui::widgets::{Paragraph, Wrap};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-pub fn draw(frame: &mut Frame<'_>, area: Rect, view: &View) {
+pub fn draw(frame: &mut Frame<'_>, area: Rect, view: &mut View) {
     let [tabs, table] = Layout::vertical([Constraint::Length(1), Constraint::Min(0)]).areas(area);
     frame.render_widget(self::tabs(view.show), tabs);
     match view.show {
@@ -26,31 +27,43 @@ fn tabs(shown: Show) -> Line<'static> {
     let names = ["caches", "CPUs", "nodes", "shepherd"];
     let tabs = Show::ALL.iter().zip(names).enumerate();
     let tabs = tabs.map(|(nth, (&show, name))| match show == shown {
-        true => Span::styled(format!("[{} {name}] ", nth + 1), bold()),
-        false => Span::raw(format!(" {} {name}  ", nth + 1)),
+        true => Span::styled(format!("[{} {name}]", nth + 1), bold()),
+        false => Span::raw(format!(" {} {name} ", nth + 1)),
     });
     Line::from(tabs.collect::<Vec<_>>())
 }
 
-/// The columns of the caches before the name: the heading, the width, and the key that sorts by it.
-const COLUMNS: [(&str, u16, Option<Key>); 8] = [
-    ("OBJS", 8, Some(Key::Objects)),
-    ("ACTIVE", 8, Some(Key::Active)),
-    ("USE", 5, Some(Key::Use)),
-    ("SIZE", 7, Some(Key::Size)),
-    ("SLABS", 7, Some(Key::Slabs)),
-    ("OBJ/SLAB", 9, None),
-    ("KiB", 9, Some(Key::Bytes)),
-    ("REFILL/s", 10, Some(Key::Refills)),
+/// Draws a table from the row on that the view begins with.
+fn scrolled(frame: &mut Frame<'_>, area: Rect, view: &mut View, mut grid: Grid) {
+    view.page = Grid::page(area);
+    view.first = view.first.min(grid.rows.len().saturating_sub(view.page));
+    grid.first = view.first;
+    grid.draw(frame, area);
+}
+
+/// The columns of the caches before the name: the heading, the width, the rank, and the key that
+/// sorts by it.
+const COLUMNS: [(&str, u16, u8, Option<Key>); 8] = [
+    ("OBJS", 8, 2, Some(Key::Objects)),
+    ("ACTIVE", 8, 4, Some(Key::Active)),
+    ("USE", 5, 3, Some(Key::Use)),
+    ("SIZE", 7, 5, Some(Key::Size)),
+    ("SLABS", 7, 6, Some(Key::Slabs)),
+    ("OBJ/SLAB", 9, 8, None),
+    ("KiB", 9, 1, Some(Key::Bytes)),
+    ("REFILL/s", 10, 7, Some(Key::Refills)),
 ];
 
-fn caches(frame: &mut Frame<'_>, area: Rect, view: &View) {
+fn caches(frame: &mut Frame<'_>, area: Rect, view: &mut View) {
     // A star marks the column that the rows are sorted by.
-    let heading = |head: &str, key: Option<Key>| match key == Some(view.key) {
+    let heading = |head: &str, is_key: bool| match is_key {
         true => format!("*{head}"),
         false => head.to_owned(),
     };
-    let columns = COLUMNS.map(|(head, width, key)| (heading(head, key), width));
+    let columns = COLUMNS.map(|(head, width, rank, key)| {
+        let is_key = key == Some(view.key);
+        Column::new(heading(head, is_key), width, if is_key { 0 } else { rank })
+    });
     let rows = view.rows.iter().map(|row| {
         vec![
             row.cache.total().to_string(),
@@ -64,16 +77,17 @@ fn caches(frame: &mut Frame<'_>, area: Rect, view: &View) {
             escaped(&row.cache.name).into_owned(),
         ]
     });
-    table(
-        frame,
-        area,
-        &columns,
-        Some(heading("NAME", Some(Key::Name))),
-        rows,
-    );
+    let grid = Grid {
+        columns: columns.into(),
+        names: Some(heading("NAME", view.key == Key::Name)),
+        rows: rows.collect(),
+        first: 0,
+        chosen: None,
+    };
+    scrolled(frame, area, view, grid);
 }
 
-fn cpus(frame: &mut Frame<'_>, area: Rect, view: &View) {
+fn cpus(frame: &mut Frame<'_>, area: Rect, view: &mut View) {
     let heads = ["CPU", "THREADS", "BUSY", "ALLOC/s", "FREE/s"];
     let rows = view.cpus.iter().map(|cpu| {
         let calls = |of: fn(&super::cpus::Rates) -> f64| match &cpu.calls {
@@ -93,10 +107,11 @@ fn cpus(frame: &mut Frame<'_>, area: Rect, view: &View) {
         Some(_) => "BUSY: the time of the THREADS that ran on this CPU last",
         None => "BUSY: the time of the THREADS here last; * known under pinfold run --stats",
     };
-    with_note(frame, area, &heads, rows, note);
+    let rows = rows.collect();
+    with_note(frame, area, view, (&heads, rows), note);
 }
 
-fn nodes(frame: &mut Frame<'_>, area: Rect, view: &View) {
+fn nodes(frame: &mut Frame<'_>, area: Rect, view: &mut View) {
     let memory = ["NODE", "USED MiB", "SLABS MiB", "DIRTY MiB", "BARNS MiB"];
     let heads = [&memory[..], &["REFILL/s", "REMOTE/s", "OTHER/s"]].concat();
     let rows = view.nodes.iter().enumerate().map(|(nth, node)| {
@@ -112,21 +127,34 @@ fn nodes(frame: &mut Frame<'_>, area: Rect, view: &View) {
         ]
     });
     let note = "REMOTE: freed on another node; OTHER: taken here though another was wanted";
-    with_note(frame, area, &heads, rows, note);
+    let rows = rows.collect();
+    with_note(frame, area, view, (&heads, rows), note);
 }
 
-/// Draws a table whose columns are equally wide, and a note below.
+/// Draws a table whose columns are equally wide, and a note below. A narrow screen has two lines
+/// for the note.
 fn with_note(
     frame: &mut Frame<'_>,
     area: Rect,
-    heads: &[&str],
-    rows: impl Iterator<Item = Vec<String>>,
+    view: &mut View,
+    (heads, rows): (&[&str], Vec<Vec<String>>),
     note: &'static str,
 ) {
-    let [body, below] = Layout::vertical([Constraint::Min(0), Constraint::Length(1)]).areas(area);
-    let columns: Vec<_> = heads.iter().map(|&head| (head.to_owned(), 10)).collect();
-    table(frame, body, &columns, None, rows);
-    frame.render_widget(Line::raw(note), below);
+    let is_narrow = usize::from(area.width) < note.len();
+    let lines = Constraint::Length(1 + u16::from(is_narrow));
+    let [body, below] = Layout::vertical([Constraint::Min(0), lines]).areas(area);
+    let columns = (0..)
+        .zip(heads)
+        .map(|(rank, &head)| Column::new(head, 10, rank));
+    let grid = Grid {
+        columns: columns.collect(),
+        names: None,
+        rows,
+        first: 0,
+        chosen: None,
+    };
+    scrolled(frame, body, view, grid);
+    frame.render_widget(Paragraph::new(note).wrap(Wrap { trim: true }), below);
 }
 
 fn shepherd(frame: &mut Frame<'_>, area: Rect, view: &View) {
@@ -157,5 +185,6 @@ fn shepherd(frame: &mut Frame<'_>, area: Rect, view: &View) {
         ),
     ];
     let lines: Vec<Line<'_>> = lines.into_iter().map(Line::raw).collect();
-    frame.render_widget(Paragraph::new(lines), area);
+    let text = Paragraph::new(lines).wrap(Wrap { trim: false });
+    frame.render_widget(text, area);
 }

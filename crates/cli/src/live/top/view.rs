@@ -6,9 +6,11 @@ use super::super::snapshot::{Cache, Snapshot};
 use super::super::source::Source;
 use super::cpus::{self, Cpu};
 use super::nodes::{self, Node};
+use super::screen::moved;
 use super::shepherd::Shepherd;
 use super::sum::Sum;
 use clap::ValueEnum;
+use ratatui::crossterm::event::KeyCode;
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
 
@@ -106,6 +108,10 @@ pub struct View {
     pub backend: &'static str,
     pub sum: Sum,
     pub show: Show,
+    /// The first row of the table that is shown.
+    pub first: usize,
+    /// How many rows of the table the last picture had room for.
+    pub page: usize,
     pub rows: Vec<Row>,
     pub key: Key,
     pub cpus: Vec<Cpu>,
@@ -131,6 +137,8 @@ impl View {
             backend: "",
             sum: Sum::default(),
             show,
+            first: 0,
+            page: 0,
             rows: Vec::new(),
             key,
             cpus: Vec::new(),
@@ -182,6 +190,41 @@ impl View {
         (self.before, self.slow_before) = (refilled, slow);
         self.when = Some(Instant::now());
         self.sort(self.key);
+    }
+
+    /// Does what a key asks for: a letter sorts the caches, a digit or Tab shows a table, and the
+    /// arrows move in it.
+    pub fn press(&mut self, code: KeyCode) {
+        match code {
+            KeyCode::Tab => self.show(self.show.next()),
+            KeyCode::Char(letter) => {
+                if let Some(show) = Show::of_digit(letter) {
+                    self.show(show);
+                }
+                if let Some(key) = Key::of_letter(letter) {
+                    self.first = 0;
+                    self.sort(key);
+                }
+            }
+            _ => {
+                let last = self.rows_shown().saturating_sub(self.page);
+                self.first = moved(self.first, code, self.page, last);
+            }
+        }
+    }
+
+    fn show(&mut self, show: Show) {
+        (self.show, self.first) = (show, 0);
+    }
+
+    /// Returns how many rows the table on the screen has.
+    pub fn rows_shown(&self) -> usize {
+        match self.show {
+            Show::Caches => self.rows.len(),
+            Show::Cpus => self.cpus.len(),
+            Show::Nodes => self.nodes.len(),
+            Show::Shepherd => 0,
+        }
     }
 
     pub fn sort(&mut self, key: Key) {
