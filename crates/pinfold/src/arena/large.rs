@@ -49,6 +49,12 @@ pub fn granules_for(size: usize, entry: u16) -> usize {
     (size + most).div_ceil(GRANULE).max(1)
 }
 
+/// Returns how many bytes each coloured block has that is allocated for `size` bytes, which is
+/// below [`HUGE`](super::HUGE). A block has more if its colour is not the last one.
+pub fn least_of_coloured(size: usize) -> usize {
+    granules_for(size, COLOURED) * GRANULE - MOST
+}
+
 /// Returns where the block begins that is the run at `start`. Costs a few instructions and a load.
 ///
 /// # Safety

@@ -84,7 +84,8 @@ pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, HugePagesError, huge_pages,
 pub use kept::large_in_use;
 pub(crate) use large::colour_of;
 pub use large::{
-    COLOURED, COLOURED_ALIGN, block_of_run, granules_for, offset_in_run, run_at, size_in_run,
+    COLOURED, COLOURED_ALIGN, block_of_run, granules_for, least_of_coloured, offset_in_run, run_at,
+    size_in_run,
 };
 pub(crate) use metadata::alloc as alloc_metadata;
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};
