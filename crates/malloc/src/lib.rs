@@ -50,7 +50,8 @@ pub use pinfold::internal::heap::scope::outside as outside_scopes;
 #[doc(hidden)]
 pub mod inlined {
     pub use pinfold::internal::heap::{
-        alloc, alloc_fast, alloc_slow, checks, fits, free, usable_size,
+        alloc, alloc_aligned, alloc_aligned_zeroed, alloc_fast, alloc_slow, checks, fits, free,
+        good_size, usable_size,
     };
     pub use pinfold::internal::profile::keep_frame;
     pub use pinfold_rseq::near;

@@ -23,7 +23,8 @@
 //!
 //! The forms that return the block's size too (`__size_returning_new`) are those of Google's
 //! tcmalloc and of LLVM. They call `new` of the same kind, and return the size that was asked for
-//! if `DIRECT` is not set, as it never is in `libpinfold.a`. They ignore how often the program will use the block (`hot_cold`).
+//! if `DIRECT` is not set, as it never is in `libpinfold.a`. They ignore how often the program will
+//! use the block (`hot_cold`).
 //!
 //! `libpinfold.so` exports all forms. `libpinfold.a` leaves the `nothrow` forms of `new` to the C++
 //! runtime, and has weak symbols for the other forms, so that a program may define some itself.

@@ -179,7 +179,7 @@ static void limited()
 		std::free(reserve[--reserved]);
 }
 
-// The forms of Google's tcmalloc and of LLVM, which also return the size. Only the library has them.
+// The forms of tcmalloc and of LLVM, which also return the size. Only the library has them.
 struct sized_block {
 	void *p;
 	std::size_t n;
