@@ -64,7 +64,7 @@ pub static FLOORS: [Floors; 4] = [
         groups: &[
             &[ROOT],
             &["realloc"],
-            &["entry", "scope"],
+            &["entry", "scope", "sizes"],
             &["start", "sampled"],
             &["sampling", "plain"],
             &["gate", "blocks", "counted"],

@@ -127,6 +127,28 @@ void *pinfold_pvalloc(size_t size);
 size_t pinfold_malloc_usable_size(void *block);
 
 /*
+ * Returns the largest size for which malloc would make the same block as for `size` bytes: a
+ * program that allocates this size may use all of the block. Allocates nothing.
+ *
+ * Returns 0 if no block can be that large (sizes above PTRDIFF_MAX). A block between 512 KiB and
+ * 62 MiB has up to 4032 usable bytes more, which depends on its address. The result is `size` if
+ * blocks end where the request ends: under PINFOLD_SLAB_DEBUG, and while blocks are guarded. Any
+ * other block of `size` bytes has at least this many usable bytes, except in the scope of a heap.
+ * Never fails. Costs a few loads.
+ */
+size_t pinfold_good_size(size_t size);
+
+/*
+ * Allocate a block of at least `size` bytes, like pinfold_malloc and pinfold_aligned_alloc, and
+ * store in `*actual` how many bytes of the block the program may use.
+ *
+ * Return the block, or NULL with the errno of pinfold_malloc or pinfold_aligned_alloc, and 0 in
+ * `*actual`. A sized free may pass any size from `size` to `*actual`.
+ */
+void *pinfold_alloc_at_least(size_t size, size_t *actual);
+void *pinfold_aligned_alloc_at_least(size_t align, size_t size, size_t *actual);
+
+/*
  * Starts a heap profile of the malloc family, or changes its interval: the mean number of bytes
  * from one sampled allocation to the next, from 1 to 2^40. PINFOLD_HEAP_INTERVAL is the usual one:
  * it grows while more than some 4,000 samples a second would be taken. Other intervals stay.

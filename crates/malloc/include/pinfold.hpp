@@ -77,6 +77,18 @@ inline void *allocate(std::size_t bytes, std::size_t align)
 	return block;
 }
 
+// Allocates like allocate(bytes, align), and stores in `bytes` how many bytes the block has.
+inline void *allocate_at_least(std::size_t &bytes, std::size_t align)
+{
+	void *block = align <= natural_align
+			      ? pinfold_alloc_at_least(bytes, &bytes)
+			      : pinfold_aligned_alloc_at_least(align, bytes, &bytes);
+
+	if (!block)
+		no_memory();
+	return block;
+}
+
 // Frees a block of allocate(bytes, align).
 inline void deallocate(void *block, std::size_t bytes, std::size_t align) noexcept
 {
@@ -408,6 +420,25 @@ public:
 		if (count > PTRDIFF_MAX / sizeof(T))
 			detail::too_long();
 		return static_cast<T *>(detail::allocate(count * sizeof(T), alignof(T)));
+	}
+#if defined(__cpp_lib_allocate_at_least)
+	using at_least = std::allocation_result<T *, std::size_t>;
+#else
+	struct at_least {
+		T *ptr;
+		std::size_t count;
+	};
+#endif
+	// Allocates memory for `count` values or more, and says for how many (C++23). Throws like
+	// allocate. deallocate takes any count from the one asked for to the one returned.
+	[[nodiscard]] at_least allocate_at_least(std::size_t count)
+	{
+		if (count > PTRDIFF_MAX / sizeof(T))
+			detail::too_long();
+		std::size_t bytes = count * sizeof(T);
+		T *block = static_cast<T *>(detail::allocate_at_least(bytes, alignof(T)));
+
+		return {block, bytes / sizeof(T)};
 	}
 	// Frees memory of allocate(count).
 	void deallocate(T *block, std::size_t count) noexcept

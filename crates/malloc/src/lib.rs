@@ -39,6 +39,7 @@ pub mod heap_profile;
 pub mod settings;
 
 use core::alloc::{GlobalAlloc, Layout};
+use core::ptr::NonNull;
 use pinfold::heaps::Heap;
 use pinfold::internal::heap;
 
@@ -48,7 +49,10 @@ pub use pinfold::internal::heap::scope::outside as outside_scopes;
 /// Functions that `pinfold-names` inlines into `malloc`, `free` and the operators.
 #[doc(hidden)]
 pub mod inlined {
-    pub use pinfold::internal::heap::{alloc, alloc_fast, alloc_slow, checks, fits, free};
+    pub use pinfold::internal::heap::{
+        alloc, alloc_aligned, alloc_aligned_zeroed, alloc_fast, alloc_slow, checks, fits, free,
+        good_size, usable_size,
+    };
     pub use pinfold::internal::profile::keep_frame;
     pub use pinfold_rseq::near;
 }
@@ -128,6 +132,49 @@ unsafe impl GlobalAlloc for Pinfold {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: `GlobalAlloc` requires a block that this allocator made for `layout`.
         unsafe { heap::realloc_exact(block, layout, size) }
+    }
+}
+
+impl Pinfold {
+    /// Returns the largest size for which an allocation would return the same block as for
+    /// `layout`, or 0 if no block is that large. A program that allocates this size may use all of
+    /// the block.
+    ///
+    /// A block between 512 KiB and 62 MiB has up to 4032 usable bytes more, which depends on its
+    /// address. The result is the layout's size if blocks end where the request ends: under
+    /// `PINFOLD_SLAB_DEBUG`, and while blocks are guarded.
+    ///
+    /// ```
+    /// use std::alloc::Layout;
+    ///
+    /// let size = pinfold_malloc::Pinfold::good_size(Layout::new::<[u8; 1100]>());
+    /// assert_eq!(size, 1152);
+    /// ```
+    pub fn good_size(layout: Layout) -> usize {
+        heap::good_size(layout.size(), layout.align())
+    }
+
+    /// Allocates a block for `layout`, and returns it with all bytes that the program may use.
+    /// Returns `None` if there is no memory.
+    ///
+    /// The block is freed with a layout of the same alignment, and a size from `layout`'s to the
+    /// returned one. A later `realloc` keeps the bytes of the layout that is passed to it.
+    ///
+    /// ```
+    /// use std::alloc::{GlobalAlloc, Layout};
+    ///
+    /// let layout = Layout::from_size_align(1100, 8)?;
+    /// let block = pinfold_malloc::Pinfold::alloc_at_least(layout).expect("memory");
+    /// assert!(block.len() >= 1100);
+    /// // SAFETY: the block came from this allocator, for a layout of this alignment.
+    /// unsafe { pinfold_malloc::Pinfold.dealloc(block.cast().as_ptr(), layout) };
+    /// # Ok::<(), std::alloc::LayoutError>(())
+    /// ```
+    pub fn alloc_at_least(layout: Layout) -> Option<NonNull<[u8]>> {
+        let block = NonNull::new(heap::alloc_aligned(layout.size(), layout.align()))?;
+        // SAFETY: the block is new.
+        let size = unsafe { heap::usable_size(block.as_ptr()) };
+        Some(NonNull::slice_from_raw_parts(block, size))
     }
 }
 

@@ -21,6 +21,11 @@
 //! A `delete` frees without the size, because finding the class by the block's address takes fewer
 //! instructions. Hardened and debugged processes check the size first, if `DIRECT` is set.
 //!
+//! The forms that return the block's size too (`__size_returning_new`) are those of Google's
+//! tcmalloc and of LLVM. They call `new` of the same kind, and return the size that was asked for
+//! if `DIRECT` is not set, as it never is in `libpinfold.a`. They ignore how often the program will
+//! use the block (`hot_cold`).
+//!
 //! `libpinfold.so` exports all forms. `libpinfold.a` leaves the `nothrow` forms of `new` to the C++
 //! runtime, and has weak symbols for the other forms, so that a program may define some itself.
 
@@ -29,6 +34,7 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
+use pinfold_malloc::c::SizedBlock;
 use pinfold_malloc::inlined::{self, keep_frame, near};
 
 type Block = *mut c_void;
@@ -60,6 +66,21 @@ macro_rules! for_each_operator {
                 delete_aligned_nothrow(block: *mut c_void, align: usize, tag: *const c_void);
             _ZdaPvSt11align_val_tRKSt9nothrow_t =
                 delete_array_aligned_nothrow(block: *mut c_void, align: usize, tag: *const c_void);
+            __size_returning_new = sized_new(size: usize) -> SizedBlock;
+            __size_returning_new_hot_cold = sized_new_hot_cold(size: usize, heat: u8) -> SizedBlock;
+            __size_returning_new_aligned =
+                sized_new_aligned(size: usize, align: usize) -> SizedBlock;
+            __size_returning_new_aligned_hot_cold =
+                sized_new_aligned_hot_cold(size: usize, align: usize, heat: u8) -> SizedBlock;
+            tcmalloc_size_returning_operator_new_nothrow =
+                sized_new_nothrow(size: usize) -> SizedBlock;
+            tcmalloc_size_returning_operator_new_hot_cold_nothrow =
+                sized_new_hot_cold_nothrow(size: usize, heat: u8) -> SizedBlock;
+            tcmalloc_size_returning_operator_new_aligned_nothrow =
+                sized_new_aligned_nothrow(size: usize, align: usize) -> SizedBlock;
+            tcmalloc_size_returning_operator_new_aligned_hot_cold_nothrow =
+                sized_new_aligned_hot_cold_nothrow(size: usize, align: usize, heat: u8)
+                -> SizedBlock;
         }
     };
 }
@@ -357,6 +378,67 @@ fn new_aligned_nothrow_by(name: &CStr, size: usize, align: usize, tag: *const c_
         return unsafe { transmute::<Block, Next>(next)(size, align, tag) };
     }
     aligned(size, align, false)
+}
+
+/// Returns `block`, made for `size` bytes, with the bytes that the program may use.
+fn sized(block: Block, size: usize) -> SizedBlock {
+    if block.is_null() {
+        return SizedBlock::NONE;
+    }
+    let size = match is_direct() {
+        // SAFETY: `DIRECT` is set, so `new` took the block from this library. It is new.
+        true => unsafe { inlined::usable_size(block.cast()) },
+        false => size,
+    };
+    SizedBlock { block, size }
+}
+
+/// Is `__size_returning_new(size)`.
+pub extern "C-unwind" fn sized_new(size: usize) -> SizedBlock {
+    keep_frame();
+    // SAFETY: `operator new` takes any size.
+    sized(unsafe { (used().new)(size) }, size)
+}
+
+/// Is `__size_returning_new_aligned(size, align)`.
+pub extern "C-unwind" fn sized_new_aligned(size: usize, align: usize) -> SizedBlock {
+    keep_frame();
+    // SAFETY: aligned `operator new` takes any size and alignment.
+    sized(unsafe { (used().new_aligned)(size, align) }, size)
+}
+
+/// What stands for `std::nothrow`, whose value no operator reads.
+static NOTHROW: u8 = 0;
+
+/// Is `tcmalloc_size_returning_operator_new_nothrow(size)`.
+pub extern "C-unwind" fn sized_new_nothrow(size: usize) -> SizedBlock {
+    keep_frame();
+    sized(new_nothrow(size, (&raw const NOTHROW).cast()), size)
+}
+
+/// Is `tcmalloc_size_returning_operator_new_aligned_nothrow(size, align)`.
+pub extern "C-unwind" fn sized_new_aligned_nothrow(size: usize, align: usize) -> SizedBlock {
+    keep_frame();
+    let block = new_aligned_nothrow(size, align, (&raw const NOTHROW).cast());
+    sized(block, size)
+}
+
+/// Defines forms that ignore how often the program will use the block.
+macro_rules! hot_cold {
+    ($($name:ident = $to:ident($($arg:ident),*);)*) => {$(
+        #[doc = concat!("Calls [`", stringify!($to), "`].")]
+        pub extern "C-unwind" fn $name($($arg: usize,)* _heat: u8) -> SizedBlock {
+            keep_frame();
+            $to($($arg),*)
+        }
+    )*};
+}
+
+hot_cold! {
+    sized_new_hot_cold = sized_new(size);
+    sized_new_aligned_hot_cold = sized_new_aligned(size, align);
+    sized_new_hot_cold_nothrow = sized_new_nothrow(size);
+    sized_new_aligned_hot_cold_nothrow = sized_new_aligned_nothrow(size, align);
 }
 
 /// Is `operator delete(block)`.

@@ -4,6 +4,7 @@
 //!
 //! * `threads` replaces `pthread_create`, and calls the C library's.
 //! * `operators` exports C++'s `operator new` and `operator delete`.
+//! * `jemalloc` exports jemalloc's functions that allocate and free.
 //! * `deepbind` replaces `dlopen`, to leave out `RTLD_DEEPBIND`.
 //! * `copies` keeps this library idle in a program that contains another copy of Pinfold's malloc.
 //! * `policies` replaces the functions that give a thread a real-time policy or a memory policy.
@@ -19,6 +20,7 @@ extern crate std;
 mod copies;
 mod deepbind;
 mod frames;
+mod jemalloc;
 mod next;
 mod operators;
 mod policies;

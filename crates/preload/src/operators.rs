@@ -5,6 +5,7 @@ use core::cell::Cell;
 use core::ffi::c_void;
 use core::ptr::null;
 use libc::{Elf64_Ehdr, Elf64_Phdr};
+use pinfold_malloc::c::SizedBlock;
 use pinfold_names::{for_each_operator, operators};
 
 macro_rules! exported {

@@ -5,6 +5,7 @@
 //! | module | part of the API |
 //! |---|---|
 //! | `malloc`, whose items are listed below | the malloc family, under prefixed names |
+//! | `sizes`, whose items are listed below | the size that a block really has |
 //! | [`cache`] | object caches; `align` computes the alignment of their objects |
 //! | [`reserve`] | prefilled sheaves, and memory pools |
 //! | [`grace`] | readers, and frees that wait for readers |
@@ -52,6 +53,7 @@ pub mod report;
 pub mod reserve;
 pub mod shared_policy;
 pub mod shepherd;
+mod sizes;
 pub mod slabinfo;
 pub mod statistics;
 mod support;
@@ -59,4 +61,5 @@ mod text;
 pub mod vmstat;
 
 pub use malloc::*;
+pub use sizes::*;
 pub use statistics::*;

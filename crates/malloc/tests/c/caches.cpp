@@ -2,10 +2,12 @@
 #include "pinfold.hpp"
 #include "check.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdio>
 #include <list>
+#include <malloc.h>
 #include <map>
 #include <stdexcept>
 #include <string>
@@ -289,14 +291,32 @@ static void allocators()
 	CHECK(pinfold::allocator<int>() == pinfold::allocator<long>() &&
 	      !(pinfold::allocator<int>() != pinfold::allocator<int>()));
 
-	bool thrown = false;
-	volatile std::size_t count = SIZE_MAX / 4;
-	try {
-		(void)pinfold::allocator<long>().allocate(count);
-	} catch (const std::bad_array_new_length &) {
-		thrown = true;
+	pinfold::allocator<long> longs;
+	pinfold::allocator<wide> wides;
+	for (std::size_t count = 0; count < 300000; count = count * 2 + 1) {
+		auto made = longs.allocate_at_least(count);
+		CHECK(made.ptr && made.count >= count);
+		CHECK(made.count == malloc_usable_size(made.ptr) / sizeof(long));
+		std::fill(made.ptr, made.ptr + made.count, 7);
+		longs.deallocate(made.ptr, made.count);
+		auto aligned = wides.allocate_at_least(count % 100 + 1);
+		CHECK(at_multiple(aligned.ptr, 256) && aligned.count > count % 100);
+		wides.deallocate(aligned.ptr, count % 100 + 1);
 	}
-	CHECK(thrown);
+
+	volatile std::size_t count = SIZE_MAX / 4;
+	int thrown = 0;
+	try {
+		(void)longs.allocate(count);
+	} catch (const std::bad_array_new_length &) {
+		thrown++;
+	}
+	try {
+		(void)longs.allocate_at_least(count);
+	} catch (const std::bad_array_new_length &) {
+		thrown++;
+	}
+	CHECK(thrown == 2);
 
 	auto shared = std::allocate_shared<int>(pinfold::allocator<int>(), 5);
 	CHECK(*shared == 5);

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "check.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <limits.h>
 #include <malloc.h>
@@ -10,6 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* From C23, which older C libraries do not declare. */
+void free_sized(void *block, size_t size);
+#pragma weak free_sized
 
 /* glibc says that `mallinfo` is old. */
 #pragma GCC diagnostic ignored "-Wdeprecated-declarations"
@@ -276,9 +281,47 @@ static void figures(void)
 	CHECK(malloc_info(1, stdout) == -1 && errno == EINVAL);
 }
 
+/* A block has the size that pinfold_good_size foretells, and all of it can be used. */
+static void good_sizes(void)
+{
+	size_t (*good_size)(size_t) = dlsym(RTLD_DEFAULT, "pinfold_good_size");
+	void *(*alloc_at_least)(size_t, size_t *) = dlsym(RTLD_DEFAULT, "pinfold_alloc_at_least");
+	void *(*aligned_at_least)(size_t, size_t, size_t *) =
+		dlsym(RTLD_DEFAULT, "pinfold_aligned_alloc_at_least");
+	size_t actual, largest = (size_t)PTRDIFF_MAX & ~(size_t)(sysconf(_SC_PAGESIZE) - 1);
+	CHECK(good_size && alloc_at_least && aligned_at_least);
+	for (size_t size = 0; size < (size_t)70 << 20; size += 1 + size / 50) {
+		size_t good = good_size(size);
+		CHECK(good >= size && good_size(good) == good);
+		for (int turn = 0; turn < 3; turn++) {
+			unsigned char *p = turn == 0 ? alloc_at_least(size, &actual)
+					 : turn == 1 ? aligned_at_least(64, size, &actual)
+						     : alloc_at_least(good, &actual);
+			CHECK(p && actual == malloc_usable_size(p));
+			CHECK(turn == 1 ? actual >= size && aligned(p, 64) : actual >= good);
+			/* Blocks that begin at one of 64 cache lines differ by less than a page.
+			 * While blocks may be guarded, the size is the one asked for. */
+			CHECK(turn != 2 || actual == good || getenv("PINFOLD_GUARD") ||
+			      (actual - good < 4096 && size > 512 << 10 && size < 62 << 20));
+			if (actual)
+				p[0] = p[actual - 1] = 1;
+			free_sized(p, actual);
+		}
+	}
+	CHECK(good_size(largest) == largest && good_size(SIZE_MAX) == 0);
+	CHECK(good_size((size_t)PTRDIFF_MAX + 1) == 0);
+	errno = 0;
+	actual = 1;
+	CHECK(!alloc_at_least(SIZE_MAX, &actual) && actual == 0 && errno == ENOMEM);
+	errno = 0;
+	actual = 1;
+	CHECK(!aligned_at_least(24, 1, &actual) && actual == 0 && errno == EINVAL);
+}
+
 int main(void)
 {
 	sizes();
+	good_sizes();
 	bad_sizes();
 	alignments();
 	reallocs();

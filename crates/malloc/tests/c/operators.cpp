@@ -8,6 +8,7 @@
 #include <cstring>
 #include <new>
 #include <stdexcept>
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -178,6 +179,66 @@ static void limited()
 		std::free(reserve[--reserved]);
 }
 
+// The forms of tcmalloc and of LLVM, which also return the size. Only the library has them.
+struct sized_block {
+	void *p;
+	std::size_t n;
+};
+extern "C" {
+__attribute__((weak)) sized_block __size_returning_new(std::size_t);
+__attribute__((weak)) sized_block __size_returning_new_hot_cold(std::size_t, unsigned char);
+__attribute__((weak)) sized_block __size_returning_new_aligned(std::size_t, std::align_val_t);
+__attribute__((weak)) sized_block
+__size_returning_new_aligned_hot_cold(std::size_t, std::align_val_t, unsigned char);
+__attribute__((weak)) sized_block
+tcmalloc_size_returning_operator_new_nothrow(std::size_t) noexcept;
+__attribute__((weak)) sized_block
+tcmalloc_size_returning_operator_new_hot_cold_nothrow(std::size_t, unsigned char) noexcept;
+__attribute__((weak)) sized_block
+tcmalloc_size_returning_operator_new_aligned_nothrow(std::size_t, std::align_val_t) noexcept;
+__attribute__((weak)) sized_block tcmalloc_size_returning_operator_new_aligned_hot_cold_nothrow(
+	std::size_t, std::align_val_t, unsigned char) noexcept;
+}
+
+static void with_sizes()
+{
+	const std::align_val_t line{64};
+	if (!__size_returning_new)
+		return;
+	for (std::size_t size = 0; size < 5000000; size = size * 3 / 2 + 1)
+		for (int form = 0; form < 8; form++) {
+			const bool aligned = form / 2 % 2;
+			sized_block made =
+				form == 0   ? __size_returning_new(size)
+				: form == 1 ? __size_returning_new_hot_cold(size, 255)
+				: form == 2 ? __size_returning_new_aligned(size, line)
+				: form == 3 ? __size_returning_new_aligned_hot_cold(size, line, 0)
+				: form == 4 ? tcmalloc_size_returning_operator_new_nothrow(size)
+				: form == 5
+					? tcmalloc_size_returning_operator_new_hot_cold_nothrow(size,
+												1)
+				: form == 6
+					? tcmalloc_size_returning_operator_new_aligned_nothrow(size,
+											       line)
+					: tcmalloc_size_returning_operator_new_aligned_hot_cold_nothrow(
+						  size, line, 2);
+			// libpinfold.a does not know whether the program replaces `new`.
+			const bool knows = std::getenv("LD_PRELOAD");
+			CHECK(made.n == (knows ? malloc_usable_size(made.p) : size));
+			use(made.p, made.n, aligned ? 64 : 16);
+			if (aligned)
+				::operator delete(made.p, made.n, line);
+			else
+				::operator delete(made.p, made.n);
+		}
+	CHECK(throws_bad_alloc([] { (void)__size_returning_new(hide(too_much)); }));
+	CHECK(throws_bad_alloc([&] { (void)__size_returning_new_aligned(hide(too_much), line); }));
+	sized_block none = tcmalloc_size_returning_operator_new_nothrow(hide(too_much));
+	CHECK(!none.p && !none.n);
+	none = tcmalloc_size_returning_operator_new_aligned_nothrow(hide(too_much), line);
+	CHECK(!none.p && !none.n);
+}
+
 int main(int count, char **arguments)
 {
 	if (count == 1) {
@@ -190,6 +251,7 @@ int main(int count, char **arguments)
 	plain();
 	aligned();
 	refused();
+	with_sizes();
 	const std::align_val_t line{64};
 	handlers([](std::size_t n) { return hide(::operator new(n)); }, false);
 	handlers([](std::size_t n) { return hide(::operator new[](n)); }, false);

@@ -32,6 +32,13 @@ void operator delete(void *block) noexcept
 }
 #pragma GCC diagnostic pop
 
+// The form that also returns the size, which only the library has.
+struct sized_block {
+	void *p;
+	std::size_t n;
+};
+extern "C" __attribute__((weak)) sized_block __size_returning_new(std::size_t);
+
 template <class T> static T hide(T value)
 {
 	__asm__ volatile("" : "+r"(value));
@@ -61,6 +68,12 @@ int main()
 		::operator delete(blocks[6]);
 		::operator delete[](blocks[7]);
 		CHECK(made == ended);
+		if (__size_returning_new) {
+			sized_block block = __size_returning_new(size);
+			CHECK(made == ended + 1 && block.n == size);
+			::operator delete(block.p, block.n);
+			CHECK(made == ended);
+		}
 		// The aligned forms do not call the plain ones.
 		const std::align_val_t align{64};
 		::operator delete(hide(::operator new(size, align)), size, align);

@@ -55,6 +55,12 @@ pub fn granules_for(size: usize, entry: u16) -> usize {
     (size + most).div_ceil(GRANULE).max(1)
 }
 
+/// Returns how many bytes each coloured block has that is allocated for `size` bytes, which is
+/// below [`HUGE`](super::HUGE). A block has more if its colour is not the last one.
+pub fn least_of_coloured(size: usize) -> usize {
+    granules_for(size, COLOURED) * GRANULE - MOST
+}
+
 /// Allocates a run for a block: one that this CPU has parked (`parked`), or else as [`alloc_run`]
 /// does. `entry` is [`LARGE`] or [`COLOURED`].
 pub fn alloc_block_run(granules: usize, node: usize, entry: u16) -> Option<Run> {

@@ -90,7 +90,7 @@ pub use kept::large_in_use;
 pub(crate) use large::colour_of;
 pub use large::{
     COLOURED, COLOURED_ALIGN, alloc_block_run, block_of_run, free_block_run, granules_for,
-    offset_in_run, run_at, size_in_run,
+    least_of_coloured, offset_in_run, run_at, size_in_run,
 };
 pub(crate) use metadata::alloc as alloc_metadata;
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};

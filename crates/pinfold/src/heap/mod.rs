@@ -19,7 +19,7 @@
 //! | floor | modules |
 //! |---|---|
 //! | resizing | `realloc` |
-//! | the entry points; blocks of heaps | `entry`, `scope` |
+//! | the entry points; blocks of heaps; sizes | `entry`, `scope`, `sizes` |
 //! | the first call; unusual blocks | `start`; `sampled` |
 //! | when samples are taken; plain blocks | `sampling`; `plain` |
 //! | fast paths; facts and counts of blocks | `gate`; `blocks`, `counted` |
@@ -35,6 +35,7 @@ mod realloc;
 mod sampled;
 pub mod sampling;
 pub mod scope;
+mod sizes;
 mod start;
 
 pub use crate::slab::kmalloc::any_checks as checks;
@@ -43,4 +44,5 @@ pub use entry::{alloc, alloc_aligned, alloc_aligned_zeroed, alloc_slow, alloc_ze
 pub use gate::alloc_fast;
 pub use mode::{counts_calls, is_changing, is_sampling};
 pub use realloc::{realloc, realloc_exact};
+pub use sizes::good_size;
 pub use start::ready;

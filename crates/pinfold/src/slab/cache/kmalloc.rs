@@ -24,7 +24,7 @@
 
 mod checked;
 
-pub use checked::{any_checks, fits, is_in_use, requested, set_requested};
+pub use checked::{any_checks, ends_with_request, fits, is_in_use, requested, set_requested};
 
 use super::descriptor::Descriptor;
 use super::registry::{of_class, of_class_id, pin_by_entry};

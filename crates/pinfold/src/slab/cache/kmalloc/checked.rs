@@ -1,6 +1,7 @@
 //! What caches that check know of the blocks of the size classes.
 
-use super::{CLASSES, class_of_aligned, of_class};
+use super::{CLASSES, cache_of, class_of_aligned, of_class};
+use crate::cache_units::CacheId;
 use crate::slab::cache::descriptor::CLASSES_CHECK;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
@@ -15,6 +16,14 @@ use pinfold_rseq::near;
 pub unsafe fn requested(block: *mut u8, class: usize) -> Option<usize> {
     // SAFETY: the caller promises that it owns the block, which is of this class.
     of_class(class).and_then(|cache| unsafe { cache.requested(block) })
+}
+
+/// Returns whether a program may use only the bytes of a block of class `class` that it asked for,
+/// because the class's cache is debugged. Makes the cache if it does not exist yet, and any cache
+/// checks.
+pub fn ends_with_request(class: usize) -> bool {
+    any_checks()
+        && cache_of(CacheId::of_class(class)).is_some_and(|cache| cache.slot_layout.is_some())
 }
 
 /// Records that a block of class `class`, or of a twin, is used for `size` bytes from now on, so
