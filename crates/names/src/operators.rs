@@ -39,6 +39,9 @@ use pinfold_malloc::inlined::{self, keep_frame, near};
 
 type Block = *mut c_void;
 
+/// The alignment of all blocks of malloc.
+const MALLOC_ALIGN: usize = 16;
+
 /// Calls the macro `$with` with the symbol and the function of each operator that both libraries
 /// define.
 #[macro_export]
@@ -235,7 +238,9 @@ pub extern "C-unwind" fn new_aligned(size: usize, align: usize) -> Block {
 
 fn aligned(size: usize, align: usize, throws: bool) -> Block {
     keep_frame();
-    let align = align.max(size_of::<Block>());
+    // Sizes are rounded up to the alignment of malloc's blocks at least, as the check of a sized
+    // `delete` expects.
+    let align = align.max(MALLOC_ALIGN);
     // A program's `aligned_alloc` may refuse a size that is not a multiple of the alignment.
     let whole = size
         .max(1)
@@ -493,8 +498,8 @@ macro_rules! sized {
 }
 
 sized! {
-    "delete(block, size)" delete_sized(block, size) = delete by 16;
-    "delete[](block, size)" delete_array_sized(block, size) = delete_array by 16;
+    "delete(block, size)" delete_sized(block, size) = delete by MALLOC_ALIGN;
+    "delete[](block, size)" delete_array_sized(block, size) = delete_array by MALLOC_ALIGN;
     "delete(block, size, align)"
         delete_sized_aligned(block, size, align) = delete_aligned by align;
     "delete[](block, size, align)" delete_array_sized_aligned(block, size, align)
