@@ -12,8 +12,10 @@ use serde_json::Value;
 use served::Server;
 use std::fs;
 use std::hint::black_box;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use texts::assert_has;
@@ -65,6 +67,13 @@ fn role() {
     };
     if role == "leaks" {
         return leaks();
+    }
+    if role == "leaks and waits" {
+        leaks();
+        println!("ready");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        // SAFETY: the process ends. `_exit` runs nothing that writes a profile.
+        unsafe { libc::_exit(0) };
     }
     let all: Vec<_> = SIZES.into_iter().map(keeps_a_quarter).collect();
     if role == "stays" {
@@ -341,6 +350,70 @@ fn leaks_are_exact_on_request_and_near_otherwise() {
     let ratio = leaked(&sampled) as f64 / LEAKED as f64;
     // The standard deviation is 4 %.
     assert!((0.75..1.25).contains(&ratio), "{ratio} {sampled}");
+}
+
+/// Starts a program that leaks and waits, with a report of its leaks, in a process group of its
+/// own. Waits until the command has opened the profiles of `processes` processes.
+fn leaks_and_waits(words: &[&str], processes: usize) -> Program {
+    let options = [&RUN[..2], &["--leaks=exact", "--"], words].concat();
+    let mut command = in_role(&options, "leaks and waits");
+    command.stderr(Stdio::piped()).process_group(0);
+    let program = Program::start(command.env_remove("PINFOLD_HEAP"));
+    let files = format!("/proc/{}/fd", program.pid());
+    eventually("the command has not opened the profile", || {
+        let files = fs::read_dir(&files).unwrap().flatten();
+        let links = files.filter_map(|file| fs::read_link(file.path()).ok());
+        let profile = "/memfd:pinfold-heap (deleted)";
+        links.filter(|link| link.as_os_str() == profile).count() == processes
+    });
+    program
+}
+
+/// Closes a program's input, waits for its end, and returns its report and its exit status.
+fn end_of(program: &mut Program) -> (String, Option<i32>) {
+    drop(program.process.stdin.take());
+    let mut report = String::new();
+    let mut stderr = program.process.stderr.take().unwrap();
+    stderr.read_to_string(&mut report).unwrap();
+    (report, program.process.wait().unwrap().code())
+}
+
+/// A server is stopped by a signal. A terminal and `timeout` send it to the whole group, and `kill`
+/// to the command alone, which passes it on.
+#[test]
+fn a_program_that_a_signal_or_underscore_exit_ends_is_reported_too() {
+    const TO_GROUP: bool = true;
+    for (signal, to_group) in [
+        (libc::SIGTERM, TO_GROUP),
+        (libc::SIGINT, TO_GROUP),
+        (libc::SIGTERM, !TO_GROUP),
+    ] {
+        let mut program = leaks_and_waits(&[], 1);
+        let pid = program.id() as i32;
+        let to = if to_group { -pid } else { pid };
+        // SAFETY: the call uses no memory, and the command has not been waited for.
+        assert_eq!(unsafe { libc::kill(to, signal) }, 0);
+        let (report, status) = end_of(&mut program);
+        assert_eq!(status, Some(128 + signal), "{report}");
+        assert_has(&report, &["exact: ", "a signal or _exit ended it"]);
+        assert_eq!(leaked(&report), LEAKED, "{report}");
+    }
+    let (report, status) = end_of(&mut leaks_and_waits(&[], 1));
+    assert_eq!((leaked(&report), status), (LEAKED, Some(0)), "{report}");
+}
+
+/// A script starts the program, and is the first of the group to end.
+#[test]
+fn descendants_that_the_same_signal_ends_are_reported() {
+    let mut program = leaks_and_waits(&["sh", "-c", "\"$0\" \"$@\"; true"], 2);
+    // SAFETY: the call uses no memory, and the command has not been waited for.
+    assert_eq!(
+        unsafe { libc::kill(-(program.id() as i32), libc::SIGTERM) },
+        0
+    );
+    let (report, status) = end_of(&mut program);
+    assert_eq!(status, Some(128 + libc::SIGTERM), "{report}");
+    assert_eq!(leaked(&report), LEAKED, "{report}");
 }
 
 /// Returns the KiB of all stacks in a report of leaks that have the function `leaks`.

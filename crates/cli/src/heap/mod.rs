@@ -17,6 +17,7 @@ use pinfold::internal::profile::NoWalks;
 use pinfold::internal::segment::{Code, HEAP_START, HEAP_STOP};
 use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_malloc::settings::parse_heap_interval;
+pub use raw::Kept;
 use raw::Raw;
 use report::What;
 use std::fs::File;
@@ -243,9 +244,21 @@ pub fn pprof_of_process(pid: u32, patience: Patience) -> Result<Vec<u8>> {
 
 /// Returns what a program that has ended left in use, by call stack, from the file that it wrote.
 pub fn leaks(file: &File) -> Result<String> {
-    let profile = profile_in(file)?;
-    let summary = report::summary(&profile, What::InUse);
-    Ok(summary + &report::stacks(&profile, What::InUse, 10))
+    Ok(leaks_of(&profile_in(file)?))
+}
+
+/// Returns what a program left in use that has ended without writing a file.
+pub fn leaks_without_exit(kept: &Kept) -> Result<String> {
+    let mut profile = Profile::of(&kept.raw()?, PATIENCE);
+    profile.notes.push(
+        "a signal or _exit ended it, so what its exit would have freed counts as well".to_owned(),
+    );
+    Ok(leaks_of(&profile))
+}
+
+fn leaks_of(profile: &Profile) -> String {
+    let summary = report::summary(profile, What::InUse);
+    summary + &report::stacks(profile, What::InUse, 10)
 }
 
 fn dump(args: &DumpArgs) -> Result<ExitCode> {

@@ -3,13 +3,13 @@
 //! The bytes may hold anything: a process can be killed while it writes its file.
 
 use super::naming::Subject;
-use crate::foreign::{Mapping, Process};
-use crate::live::{Source, Unreadable, memory_file};
+use crate::foreign::{Content, Mapping, Process};
+use crate::live::{Source, Unreadable, memory_file, own_file};
 use anyhow::{Context, Result, bail};
 use pinfold::internal::profile::{
     BYTES, Counts, FRAMES, HEAP_MAGIC, HEAP_VERSION, Head, MAX_RECORDS, RECORDS_AT, Record,
 };
-use std::io;
+use std::io::{self, ErrorKind};
 use std::mem::offset_of;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -123,6 +123,82 @@ impl Raw {
             time_ns: nanoseconds(SystemTime::now()),
         };
         Ok(raw)
+    }
+}
+
+/// The profile of a process that may end at any time.
+///
+/// The profile's numbers lie in a file without a name, so they can be read as long as the file is
+/// open here, also after the process has ended. The mappings end with the process, so they are
+/// read before.
+pub struct Kept {
+    process: Process,
+    content: Content,
+    file: Mapping,
+    program: String,
+    mappings: Vec<Mapping>,
+}
+
+impl Kept {
+    /// Opens the profile of a process. Returns `None` if the process has none in a file of its own,
+    /// as a forked child that has not started another program.
+    pub fn of(process: Process) -> Option<Kept> {
+        let Ok(Some((file, program, mappings))) = executable(&process) else {
+            return None;
+        };
+        let content = own_file(&process, file.clone()).ok()??;
+        Some(Kept {
+            process,
+            content,
+            file,
+            program,
+            mappings,
+        })
+    }
+
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Reads the mappings of the process again. Returns false if it has started another program.
+    /// If the process has ended, the mappings stay.
+    pub fn refresh(&mut self) -> bool {
+        match executable(&self.process) {
+            Ok(Some((file, program, mappings))) if file.is_same_file(&self.file) => {
+                (self.program, self.mappings) = (program, mappings);
+                true
+            }
+            Ok(_) => false,
+            Err(_) => true,
+        }
+    }
+
+    pub fn raw(&self) -> Result<Raw> {
+        let mut raw = Raw::parse(&self.content.read(0, BYTES)?)?;
+        raw.pid = self.process.pid();
+        raw.program.clone_from(&self.program);
+        raw.mappings.clone_from(&self.mappings);
+        Ok(raw)
+    }
+}
+
+/// Returns the mapping of a process's profile, the program's name, and the mappings that can hold
+/// functions. Returns `None` if the process has no profile in a file.
+fn executable(process: &Process) -> io::Result<Option<(Mapping, String, Vec<Mapping>)>> {
+    let mut file = None;
+    let maps = process.maps()?.inspect(|mapping| {
+        if let Ok(mapping) = mapping
+            && mapping.is_shared()
+            && mapping.path == LINK
+        {
+            file.get_or_insert_with(|| mapping.clone());
+        }
+    });
+    let (program, mappings) = mapped(maps)?;
+    // The kernel ends the list early, without an error, if the process ends meanwhile.
+    match process.maps()?.next() {
+        Some(Ok(_)) => Ok(file.map(|file| (file, program, mappings))),
+        _ => Err(ErrorKind::NotFound.into()),
     }
 }
 

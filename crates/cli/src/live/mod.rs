@@ -21,7 +21,7 @@ pub use control::Ask;
 #[cfg(test)]
 pub use snapshot::tests::{segment, set_call};
 pub use snapshot::{Cache, Snapshot};
-pub use source::{Source, Unreadable, memory_file, name};
+pub use source::{Source, Unreadable, memory_file, name, own_file};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 

@@ -228,27 +228,36 @@ impl Source {
     }
 }
 
-/// Opens the process's own file without a name that the kernel calls `link`. The process's number
-/// is the word of 4 bytes behind the first 12. A forked child may have its parent's file.
+/// Opens the process's own file without a name that the kernel calls `link`. A forked child may
+/// have its parent's file.
 pub fn memory_file(process: &Process, link: &[u8]) -> Result<Content, Unreadable> {
-    let inner = process.inner_pid()?;
     let mut found = Unreadable::NotShown;
     for mapping in mapped(process, |mapping| mapping.path == link)? {
-        match Held::open(process, mapping) {
-            // A child in a PID namespace of its own may have its parent's number.
-            Ok(held) if held.content.read(12, 4)? == inner.to_le_bytes() => {
-                return Ok(held.content);
-            }
-            Ok(_) => {}
+        match own_file(process, mapping) {
+            Ok(Some(content)) => return Ok(content),
+            Ok(None) => {}
             Err(why) => found = why,
         }
     }
     let behind = Behind::find(process)?;
     let profile = behind.map(|behind| behind.profile()).transpose()?;
     match profile.flatten() {
-        Some(content) if content.read(12, 4)? == inner.to_le_bytes() => Ok(content),
+        Some(content) if is_own(process, &content)? => Ok(content),
         _ => Err(found),
     }
+}
+
+/// Opens the file without a name that the process has mapped. Returns `None` if it is the file of
+/// another process, as of a forked child's parent.
+pub fn own_file(process: &Process, mapping: Mapping) -> Result<Option<Content>, Unreadable> {
+    let content = Held::open(process, mapping)?.content;
+    Ok(is_own(process, &content)?.then_some(content))
+}
+
+/// Returns whether the word of 4 bytes behind the first 12 is the process's number. A child in a
+/// PID namespace of its own may have its parent's number.
+fn is_own(process: &Process, content: &Content) -> io::Result<bool> {
+    Ok(content.read(12, 4)? == process.inner_pid()?.to_le_bytes())
 }
 
 /// Returns how many of the kernel's ticks are a second.

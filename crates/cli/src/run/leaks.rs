@@ -1,12 +1,13 @@
-//! The report of `--leaks`: what each process that has ended by itself had not freed.
+//! The report of `--leaks`: what each process had not freed when it ended.
 //!
 //! Other users may write to the folder of the profiles, if the user has named one, as /tmp. So a
 //! file counts only if it is a regular file of the user's own. This is checked before the file is
 //! opened for reading.
 
 use crate::foreign::open_own;
-use crate::heap;
+use crate::heap::{self, Kept};
 use crate::output::note;
+use anyhow::{Context, Result};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -14,25 +15,56 @@ use std::time::{Duration, SystemTime};
 /// The name of the profiles' files in a directory for temporary files. Statistics have other names.
 pub const FILE: &str = "heap";
 
-/// Prints a report for each profile `FILE.PID` that was written since `started`.
-pub fn print(file: &Path, started: SystemTime) {
+/// Prints a report for each profile `FILE.PID` that was written since `started`, and for the
+/// profiles in `kept` of processes that have written none.
+pub fn print(file: &Path, started: SystemTime, kept: &[Kept]) {
     let profiles = profiles(file, started);
-    if profiles.is_empty() {
+    let is_written = |pid| profiles.iter().any(|(written, ..)| *written == pid);
+    let mut reports: Vec<(u32, Result<String>)> = kept
+        .iter()
+        .map(|kept| (kept.process().pid(), kept))
+        .filter(|(pid, _)| !is_written(*pid))
+        .map(|(pid, kept)| {
+            let report = heap::leaks_without_exit(kept);
+            (pid, report.with_context(|| format!("process {pid}")))
+        })
+        .collect();
+    reports.extend(profiles.iter().map(|(pid, path, profile)| {
+        let report = heap::leaks(profile);
+        (*pid, report.with_context(|| path.display().to_string()))
+    }));
+    reports.sort_by_key(|(pid, _)| *pid);
+    if reports.is_empty() {
         note(
-            "no process has left a heap profile: one that is killed, or ends by _exit, writes none; \
-             nor does one whose libgcc_s.so.1 is older than GCC 12, or its glibc than 2.35",
+            "no process has left a heap profile: a forked child that is killed, or ends by _exit, \
+             leaves none; nor does a process whose libgcc_s.so.1 is older than GCC 12, or its \
+             glibc than 2.35",
         );
     }
-    for (path, profile) in profiles {
-        match heap::leaks(&profile) {
+    for (_, report) in reports {
+        match report {
             Ok(text) => note(text.trim_end()),
-            Err(error) => note(format_args!("{}: {error:#}", path.display())),
+            Err(error) => note(format_args!("{error:#}")),
         }
     }
 }
 
+/// Returns whether process `pid` has written its profile `FILE.PID` since `started`.
+pub fn is_written(file: &Path, pid: u32, started: SystemTime) -> bool {
+    let mut path = file.as_os_str().to_owned();
+    path.push(format!(".{pid}"));
+    open_own(Path::new(&path)).is_ok_and(|file| is_new(&file, started))
+}
+
+/// Returns whether a file was written since `started`.
+fn is_new(file: &File, started: SystemTime) -> bool {
+    let modified = file.metadata().and_then(|file| file.modified());
+    // File systems round times, so two seconds are allowed.
+    modified.is_ok_and(|time| time + Duration::from_secs(2) >= started)
+}
+
 /// Opens the profiles that were written since `started`, in the order of their process ids.
-fn profiles(file: &Path, started: SystemTime) -> Vec<(PathBuf, File)> {
+fn profiles(file: &Path, started: SystemTime) -> Vec<(u32, PathBuf, File)> {
     let folder = file.parent().unwrap_or(Path::new("/"));
     let prefix = file.file_name().and_then(|name| name.to_str());
     let prefix = prefix.map(|name| format!("{name}."));
@@ -40,23 +72,17 @@ fn profiles(file: &Path, started: SystemTime) -> Vec<(PathBuf, File)> {
         let name = path.file_name()?.to_str()?;
         name.strip_prefix(prefix.as_deref()?)?.parse().ok()
     };
-    let is_new = |file: &File| {
-        let modified = file.metadata().and_then(|file| file.modified());
-        // File systems round times, so two seconds are allowed.
-        modified.is_ok_and(|time| time + Duration::from_secs(2) >= started)
-    };
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<(u32, PathBuf, File)> = entries
         .filter_map(|entry| {
             let path = entry.path();
             let pid = pid_of(&path)?;
-            let file = open_own(&path).ok().filter(is_new)?;
+            let file = open_own(&path).ok().filter(|file| is_new(file, started))?;
             Some((pid, path, file))
         })
         .collect();
     found.sort_by_key(|(pid, ..)| *pid);
-    let found = found.into_iter();
-    found.map(|(_, path, file)| (path, file)).collect()
+    found
 }
 
 #[cfg(test)]
@@ -90,7 +116,7 @@ mod tests {
             .unwrap();
 
         let found = profiles(&at("heap"), SystemTime::now());
-        let found: Vec<&Path> = found.iter().map(|(path, _)| path.as_path()).collect();
+        let found: Vec<&Path> = found.iter().map(|(_, path, _)| path.as_path()).collect();
         let mut expected = vec![at("heap.3"), at("heap.20")];
         if !is_given {
             expected.insert(1, at("heap.7"));

@@ -10,6 +10,7 @@ mod report;
 mod signals;
 pub mod statistics;
 mod trust;
+mod watch;
 
 use crate::foreign::{Unopened, open_own};
 use crate::output;
@@ -292,13 +293,19 @@ fn run_and_report(
         Err(error) => return Ok(refuse(name, &error)),
     };
     relay.send_to(child.id());
+    let watch = args.leaks.is_some().then(|| {
+        let file = heap_file.clone();
+        let has_written = move |pid| leaks::is_written(&file, pid, started);
+        watch::Watch::start(child.id(), has_written)
+    });
     relay.stop_at_the_end();
     let status = child.wait().context("waiting for the command")?;
+    let kept = watch.map_or_else(Vec::new, |watch| watch.end(status.signal().is_some()));
     if args.stats {
         report::print(&directory.read(child.id()));
     }
     if args.leaks.is_some() {
-        leaks::print(&heap_file, started);
+        leaks::print(&heap_file, started, &kept);
         if let Err(error) = check_place(heap_file.as_os_str(), child.id()) {
             output::note(error);
         }
