@@ -6,6 +6,8 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use texts::assert_has;
 
 const SLAB: &str = "bench slab --rounds 3 --calls 100 --size 64";
@@ -25,6 +27,11 @@ fn terminal() -> (File, OwnedFd) {
     let made =
         unsafe { libc::openpty(&mut user, &mut program, null, null.cast(), &raw const size) };
     assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
+    // SAFETY: the call takes numbers only.
+    assert_eq!(
+        unsafe { libc::fcntl(user, libc::F_SETFD, libc::FD_CLOEXEC) },
+        0
+    );
     // SAFETY: `openpty` has just opened both descriptors, and nothing else owns them.
     unsafe { (File::from_raw_fd(user), OwnedFd::from_raw_fd(program)) }
 }
@@ -140,6 +147,37 @@ fn nothing_is_shown_to_programs() {
         .output()
         .unwrap();
     assert_eq!(String::from_utf8_lossy(&piped.stderr), "", "with a pipe");
+}
+
+/// The user closes the window, or loses the connection. No signal tells `top`, because the terminal
+/// does not control it.
+#[test]
+fn top_ends_with_its_terminal() {
+    let (mut user, program) = terminal();
+    let mut top = command("top --delay 100", "xterm", &[]);
+    let side = || program.try_clone().unwrap();
+    top.stdin(side()).stdout(side()).stderr(side());
+    let mut child = top.spawn().unwrap();
+    drop((top, program));
+    // The first picture is complete when the last line has the keys.
+    let (mut shown, mut part) = (Vec::new(), [0; 4096]);
+    while !String::from_utf8_lossy(&shown).contains("? help") {
+        let read = user.read(&mut part).unwrap();
+        shown.extend(&part[..read]);
+    }
+    drop(user);
+    let begun = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        if begun.elapsed().as_secs() > 60 {
+            child.kill().unwrap();
+            panic!("top goes on without a terminal");
+        }
+        sleep(Duration::from_millis(20));
+    };
+    assert!(status.code().is_some(), "{status}");
 }
 
 #[test]

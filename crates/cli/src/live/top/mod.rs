@@ -18,7 +18,9 @@ use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::{DefaultTerminal, Terminal};
 use screen::{Next, Screen};
+use std::fs::File;
 use std::io::IsTerminal;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -92,48 +94,76 @@ pub fn main(args: Args) -> Result<ExitCode> {
     }
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
     let ended = run(&mut terminal, &mut screen, args.delay);
-    ratatui::restore();
+    if ratatui::try_restore().is_err() {
+        // The terminal is gone. Dropping it would try to show the cursor, and panic because standard
+        // error is gone too.
+        std::mem::forget(terminal);
+    }
     if ended? {
         output::print("the process has ended\n")?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Draws until the user or the process ends. Returns whether the process has ended.
+/// Draws until the user, the terminal or the process ends. Returns whether the process has ended.
 fn run(terminal: &mut DefaultTerminal, screen: &mut Screen, delay: Duration) -> Result<bool> {
+    let keys = keyboard()?;
     loop {
         terminal.draw(|frame| draw(frame, screen, true))?;
         let next = Instant::now() + delay;
-        while let Some(left) = next.checked_duration_since(Instant::now()) {
+        'waiting: while let Some(left) = next.checked_duration_since(Instant::now()) {
             // A signal that arrives just before the wait is noticed after a second at most.
-            let arrived = event::poll(left.min(Duration::from_secs(1)));
-            if ENDS.load(Relaxed) {
+            if !wait(&keys, left.min(Duration::from_secs(1))) || ENDS.load(Relaxed) {
                 return Ok(false);
             }
-            if !arrived? {
-                continue;
-            }
-            match event::read()? {
-                Event::Key(key) if key.kind == KeyEventKind::Press => {
-                    let control = key.modifiers.contains(KeyModifiers::CONTROL);
-                    if control && key.code == KeyCode::Char('c') {
-                        return Ok(false);
+            while event::poll(Duration::ZERO)? {
+                match event::read()? {
+                    Event::Key(key) if key.kind == KeyEventKind::Press => {
+                        let control = key.modifiers.contains(KeyModifiers::CONTROL);
+                        if control && key.code == KeyCode::Char('c') {
+                            return Ok(false);
+                        }
+                        match screen.press(key.code) {
+                            Next::Draw => {}
+                            Next::Read => break 'waiting,
+                            Next::End => return Ok(false),
+                        }
                     }
-                    match screen.press(key.code) {
-                        Next::Draw => {}
-                        Next::Read => break,
-                        Next::End => return Ok(false),
-                    }
+                    Event::Resize(..) => {}
+                    _ => continue,
                 }
-                Event::Resize(..) => {}
-                _ => continue,
+                terminal.draw(|frame| draw(frame, screen, true))?;
             }
-            terminal.draw(|frame| draw(frame, screen, true))?;
         }
         if !screen.update()? {
             return Ok(true);
         }
     }
+}
+
+/// Opens the terminal from which crossterm reads keys.
+fn keyboard() -> Result<OwnedFd> {
+    let input = std::io::stdin();
+    let keys = match input.is_terminal() {
+        true => input.as_fd().try_clone_to_owned(),
+        false => File::open("/dev/tty").map(OwnedFd::from),
+    };
+    keys.context("cannot use the terminal")
+}
+
+/// Waits until a key or a signal arrives, or the time is over. Returns false if the terminal is
+/// gone: crossterm would read its end again and again, and not return.
+fn wait(keys: &OwnedFd, time: Duration) -> bool {
+    let mut poll = libc::pollfd {
+        fd: keys.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // A part of a millisecond counts as a whole one, so that the wait takes some time.
+    let milliseconds = time.as_millis() as libc::c_int + 1;
+    // SAFETY: the call reads and writes one structure.
+    unsafe { libc::poll(&mut poll, 1, milliseconds) };
+    poll.revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) == 0
 }
 
 fn once(screen: &mut Screen) -> Result<ExitCode> {
