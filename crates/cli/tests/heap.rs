@@ -396,13 +396,24 @@ fn a_program_that_a_signal_or_underscore_exit_ends_is_reported_too() {
     ] {
         let mut program = leaks_and_waits(&[], 1);
         let pid = program.id() as i32;
-        let to = if to_group { -pid } else { pid };
-        send(to, signal);
+        send(if to_group { -pid } else { pid }, signal);
         let (report, status) = end_of(&mut program);
         assert_eq!(status, Some(128 + signal), "{report}");
         assert_has(&report, &["exact: ", "a signal or _exit ended it"]);
         assert_eq!(leaked(&report), LEAKED, "{report}");
     }
+    // As `timeout` does: to the command, and then to the group. The program may end in between.
+    let mut program = leaks_and_waits(&[], 1);
+    let pid = program.id() as i32;
+    send(pid, libc::SIGTERM);
+    let child = format!("/proc/{pid}/task/{pid}/children");
+    eventually("the program has not ended", || {
+        fs::read_to_string(&child).map_or(true, |children| children.is_empty())
+    });
+    send(-pid, libc::SIGTERM);
+    let (report, status) = end_of(&mut program);
+    assert_eq!(status, Some(128 + libc::SIGTERM), "{report}");
+    assert_eq!(leaked(&report), LEAKED, "{report}");
     let (report, status) = end_of(&mut leaks_and_waits(&[], 1));
     assert_eq!((leaked(&report), status), (LEAKED, Some(0)), "{report}");
 }
