@@ -369,6 +369,12 @@ fn leaks_and_waits(words: &[&str], processes: usize) -> Program {
     program
 }
 
+/// Sends a signal to a process, or to the group of a negative number.
+fn send(to: i32, signal: i32) {
+    // SAFETY: the call uses no memory of this process.
+    assert_eq!(unsafe { libc::kill(to, signal) }, 0);
+}
+
 /// Closes a program's input, waits for its end, and returns its report and its exit status.
 fn end_of(program: &mut Program) -> (String, Option<i32>) {
     drop(program.process.stdin.take());
@@ -390,14 +396,24 @@ fn a_program_that_a_signal_or_underscore_exit_ends_is_reported_too() {
     ] {
         let mut program = leaks_and_waits(&[], 1);
         let pid = program.id() as i32;
-        let to = if to_group { -pid } else { pid };
-        // SAFETY: the call uses no memory, and the command has not been waited for.
-        assert_eq!(unsafe { libc::kill(to, signal) }, 0);
+        send(if to_group { -pid } else { pid }, signal);
         let (report, status) = end_of(&mut program);
         assert_eq!(status, Some(128 + signal), "{report}");
         assert_has(&report, &["exact: ", "a signal or _exit ended it"]);
         assert_eq!(leaked(&report), LEAKED, "{report}");
     }
+    // As `timeout` does: to the command, and then to the group. The program may end in between.
+    let mut program = leaks_and_waits(&[], 1);
+    let pid = program.id() as i32;
+    send(pid, libc::SIGTERM);
+    let child = format!("/proc/{pid}/task/{pid}/children");
+    eventually("the program has not ended", || {
+        fs::read_to_string(&child).map_or(true, |children| children.is_empty())
+    });
+    send(-pid, libc::SIGTERM);
+    let (report, status) = end_of(&mut program);
+    assert_eq!(status, Some(128 + libc::SIGTERM), "{report}");
+    assert_eq!(leaked(&report), LEAKED, "{report}");
     let (report, status) = end_of(&mut leaks_and_waits(&[], 1));
     assert_eq!((leaked(&report), status), (LEAKED, Some(0)), "{report}");
 }
@@ -406,11 +422,7 @@ fn a_program_that_a_signal_or_underscore_exit_ends_is_reported_too() {
 #[test]
 fn descendants_that_the_same_signal_ends_are_reported() {
     let mut program = leaks_and_waits(&["sh", "-c", "\"$0\" \"$@\"; true"], 2);
-    // SAFETY: the call uses no memory, and the command has not been waited for.
-    assert_eq!(
-        unsafe { libc::kill(-(program.id() as i32), libc::SIGTERM) },
-        0
-    );
+    send(-(program.id() as i32), libc::SIGTERM);
     let (report, status) = end_of(&mut program);
     assert_eq!(status, Some(128 + libc::SIGTERM), "{report}");
     assert_eq!(leaked(&report), LEAKED, "{report}");

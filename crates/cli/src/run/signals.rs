@@ -27,6 +27,12 @@ const RELAYED: [i32; 11] = [
 /// first process of its session only.
 const OF_TERMINALS: [i32; 3] = [libc::SIGINT, libc::SIGQUIT, libc::SIGWINCH];
 
+/// Signals that ask a program to end, and that this process lets pass while it reports. `timeout`
+/// and service managers send one to this process and then to its whole group. The program may end
+/// at the first, and the second must not end this process before its report is written. SIGQUIT
+/// ends it.
+const OF_THE_END: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
+
 /// The command's process id. 0 before it has started, and after it has ended.
 static CHILD: AtomicI32 = AtomicI32::new(0);
 /// A bit for each signal that arrived before the command had started.
@@ -141,7 +147,8 @@ impl Relay {
         }
     }
 
-    /// Waits until the child ends, and stops. Leaves the child to be reaped, so that no handler
+    /// Waits until the child ends, and stops. From then on, the signals of [`OF_THE_END`] have no
+    /// effect on this process, and the others their former one. Leaves the child to be reaped, so that no handler
     /// sends a signal to another process that got the child's id.
     ///
     /// Reaps other children. The first process of a container gets all processes whose parents have
@@ -168,7 +175,9 @@ impl Relay {
         }
         CHILD.store(0, Ordering::Relaxed);
         for (signal, old) in &self.before {
-            set_action(*signal, old);
+            if !OF_THE_END.contains(signal) {
+                set_action(*signal, old);
+            }
         }
     }
 }
