@@ -28,10 +28,8 @@ fn terminal() -> (File, OwnedFd) {
         unsafe { libc::openpty(&mut user, &mut program, null, null.cast(), &raw const size) };
     assert_eq!(made, 0, "{}", std::io::Error::last_os_error());
     // SAFETY: the call takes numbers only.
-    assert_eq!(
-        unsafe { libc::fcntl(user, libc::F_SETFD, libc::FD_CLOEXEC) },
-        0
-    );
+    let set = unsafe { libc::fcntl(user, libc::F_SETFD, libc::FD_CLOEXEC) };
+    assert_eq!(set, 0);
     // SAFETY: `openpty` has just opened both descriptors, and nothing else owns them.
     unsafe { (File::from_raw_fd(user), OwnedFd::from_raw_fd(program)) }
 }
