@@ -142,6 +142,7 @@ fn run(terminal: &mut DefaultTerminal, screen: &mut Screen, delay: Duration) -> 
 }
 
 /// Opens the terminal from which crossterm reads keys.
+#[expect(clippy::disallowed_methods, reason = "a device of the kernel's own")]
 fn keyboard() -> Result<OwnedFd> {
     let input = std::io::stdin();
     let keys = match input.is_terminal() {
