@@ -95,8 +95,8 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let mut terminal = ratatui::try_init().context("cannot use the terminal")?;
     let ended = run(&mut terminal, &mut screen, args.delay);
     if ratatui::try_restore().is_err() {
-        // The terminal is gone. Dropping it would try to show the cursor, and panic because standard
-        // error is gone too.
+        // The terminal is gone. Dropping it would try to show the cursor, and panic because
+        // standard error is gone too.
         std::mem::forget(terminal);
     }
     if ended? {
