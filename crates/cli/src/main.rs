@@ -6,6 +6,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use pinfold_lab::{bench, jitter, output};
 use std::process::ExitCode;
 
+mod compare;
 mod doctor;
 mod foreign;
 #[cfg(fuzzing)]
@@ -29,6 +30,7 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Command {
     Run(run::Args),
+    Compare(compare::Args),
     Doctor(doctor::Args),
     Bench(bench::Args),
     Jitter(jitter::Args),
@@ -54,6 +56,7 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Run(args) => run::main(args),
+        Command::Compare(args) => compare::main(args),
         Command::Doctor(args) => doctor::main(args),
         Command::Bench(args) => bench::main(args),
         Command::Jitter(args) => jitter::main(args),

@@ -52,7 +52,7 @@ pub fn pid(text: &str) -> Result<u32, &'static str> {
     number.ok_or("give a process id, like 1234")
 }
 
-fn interval(text: &str) -> Result<Duration, &'static str> {
+pub fn interval(text: &str) -> Result<Duration, &'static str> {
     let seconds = text.parse().ok().filter(|n| (0.01..=86_400.0).contains(n));
     let seconds = seconds.ok_or("give seconds from 0.01 to 86400");
     seconds.map(Duration::from_secs_f64)

@@ -1,11 +1,11 @@
 //! `pinfold run`: starts a program with the library preloaded.
 
 mod contained;
-mod environment;
+pub mod environment;
 mod leaks;
-mod library;
-mod placement;
-mod program;
+pub mod library;
+pub mod placement;
+pub mod program;
 mod report;
 mod signals;
 pub mod statistics;

@@ -2,8 +2,8 @@
 
 use object::Endianness;
 use object::elf::{DT_NEEDED, FileHeader64};
-use object::read::ReadCache;
 use object::read::elf::{Dyn, FileHeader};
+use object::read::{Object, ObjectSymbol, ReadCache};
 use rustix::process::{getegid, geteuid};
 use std::ffi::{CString, OsStr};
 use std::fmt;
@@ -158,6 +158,27 @@ impl Program {
             .into_iter()
             .find(|name| is_sanitizer(name))
     }
+
+    /// Returns the name of the allocator's library that the program is linked with.
+    pub fn allocator(&self) -> Option<String> {
+        const NAMES: [&str; 5] = ["jemalloc", "tcmalloc", "mimalloc", "snmalloc", "hoard"];
+        needed(&self.binary)?
+            .into_iter()
+            .find(|name| NAMES.iter().any(|part| name.contains(part)))
+    }
+}
+
+/// Returns whether a program or a library defines a `malloc` that other files see. `None` if the
+/// file is neither, or cannot be read.
+#[expect(clippy::disallowed_methods, reason = "the user names the file")]
+pub fn defines_malloc(file: &Path) -> Option<bool> {
+    if !file.is_file() {
+        return None;
+    }
+    let file = ReadCache::new(File::open(file).ok()?);
+    let file = object::File::parse(&file).ok()?;
+    let mut symbols = file.dynamic_symbols();
+    Some(symbols.any(|symbol| symbol.is_definition() && symbol.name() == Ok("malloc")))
 }
 
 /// Returns the names of the libraries that a file is linked with.
