@@ -185,7 +185,8 @@ impl Relay {
     }
 }
 
-/// Sets the action for a signal: [`relay`], the default, to ignore it, or one that [`action_of`] has returned.
+/// Sets the action for a signal: [`relay`], the default, to ignore the signal, or one that
+/// [`action_of`] has returned.
 fn set_action(signal: i32, action: &libc::sigaction) {
     // SAFETY: the handler only uses atomics and sends signals. The old actions were in effect
     // before.
