@@ -148,8 +148,8 @@ impl Relay {
     }
 
     /// Waits until the child ends, and stops. From then on, the signals of [`OF_THE_END`] have no
-    /// effect on this process, and the others their former one. Leaves the child to be reaped, so that no handler
-    /// sends a signal to another process that got the child's id.
+    /// effect on this process, and the others their former one. Leaves the child to be reaped, so
+    /// that no handler sends a signal to another process that got the child's id.
     ///
     /// Reaps other children. The first process of a container gets all processes whose parents have
     /// ended.
@@ -175,14 +175,18 @@ impl Relay {
         }
         CHILD.store(0, Ordering::Relaxed);
         for (signal, old) in &self.before {
-            if !OF_THE_END.contains(signal) {
-                set_action(*signal, old);
+            let mut action = *old;
+            if OF_THE_END.contains(signal) {
+                // The process that names functions for the report inherits this.
+                action.sa_sigaction = libc::SIG_IGN;
             }
+            set_action(*signal, &action);
         }
     }
 }
 
-/// Sets the action for a signal: [`relay`], the default, or one that [`action_of`] has returned.
+/// Sets the action for a signal: [`relay`], the default, to ignore the signal, or one that
+/// [`action_of`] has returned.
 fn set_action(signal: i32, action: &libc::sigaction) {
     // SAFETY: the handler only uses atomics and sends signals. The old actions were in effect
     // before.
