@@ -38,8 +38,13 @@ pub struct Args {
     #[arg(long, value_name = "[NAME=]LIBRARY")]
     with: Vec<OsString>,
 
-    /// How often each allocator is measured, after the round that warms up; 6 at least for a verdict
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    /// How often each allocator is measured, after the round that warms up; at least 6 for verdicts
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 9,
+        value_parser = clap::value_parser!(u16).range(1..=1000)
+    )]
     rounds: u16,
 
     /// Seconds after which a run has failed
@@ -48,7 +53,7 @@ pub struct Args {
 
     /// The program is a server: start it, run this shell command against it, and stop it by SIGTERM
     ///
-    /// The time is that of the load. The load itself does not run on the allocator that is measured.
+    /// The time is that of the load. The load does not run on the allocator that is measured.
     #[arg(long, value_name = "SHELL COMMAND")]
     load: Option<OsString>,
 

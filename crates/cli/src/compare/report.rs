@@ -175,7 +175,12 @@ pub fn verdict(measured: &Measured) -> String {
         {
             None => unknown = true,
             Some((low, high)) if low > SHOWN || high < -SHOWN => {
-                let more = if low > 0.0 { "more" } else { "less" };
+                let more = match (low > 0.0, measure.unit) {
+                    (true, _) => "more",
+                    // What has no unit is counted.
+                    (false, "") => "fewer",
+                    (false, _) => "less",
+                };
                 let (near, far) = (low.abs().min(high.abs()), low.abs().max(high.abs()));
                 let middle = percent(ratio.median).abs();
                 let name = measure.name;
@@ -253,7 +258,10 @@ pub fn text(report: &Report) -> String {
         lines.add(verdict);
     }
     let rounds = report.rounds;
-    format!("Rounds: {rounds}, after one to warm up\n\n{table}\n{lines}")
+    match rounds {
+        0 => lines.to_string(),
+        _ => format!("Rounds: {rounds}, after one to warm up\n\n{table}\n{lines}"),
+    }
 }
 
 fn measured_figure<'m>(measured: &'m Measured, measure: &Measure) -> Option<&'m Figure> {
