@@ -68,6 +68,10 @@ fn role() {
     if role == "leaks" {
         return leaks();
     }
+    if role == "leaks and aborts" {
+        leaks();
+        std::process::abort();
+    }
     if role == "leaks and waits" {
         leaks();
         println!("ready");
@@ -350,6 +354,32 @@ fn leaks_are_exact_on_request_and_near_otherwise() {
     let ratio = leaked(&sampled) as f64 / LEAKED as f64;
     // The standard deviation is 4 %.
     assert!((0.75..1.25).contains(&ratio), "{ratio} {sampled}");
+}
+
+#[test]
+fn leaks_above_a_threshold_give_an_exit_status() {
+    let status = |options: &[&str], role: &str| {
+        let options = [&["--leaks=exact"], options].concat();
+        let mut command = run(&options, role);
+        let output = command.env_remove("PINFOLD_HEAP").output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&output.stderr).into_owned(),
+        )
+    };
+    let code = "--leaks-exit-code=9";
+    for (options, expected) in [
+        (&[][..], 0),
+        (&[code][..], 9),
+        (&[code, "--leaks-above=1M"], 9),
+        (&[code, "--leaks-above=1G"], 0),
+    ] {
+        let (status, report) = status(options, "leaks");
+        assert_eq!(status, Some(expected), "{options:?}: {report}");
+    }
+    // A crash is worse than a leak.
+    let (crashed, report) = status(&[code], "leaks and aborts");
+    assert_eq!(crashed, Some(128 + libc::SIGABRT), "{report}");
 }
 
 /// Starts a program that leaks and waits, with a report of its leaks, in a process group of its

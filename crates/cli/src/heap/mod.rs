@@ -242,13 +242,20 @@ pub fn pprof_of_process(pid: u32, patience: Patience) -> Result<Vec<u8>> {
     pprof::encode(&Profile::of(&Raw::of_process(pid)?, patience))
 }
 
-/// Returns what a program that has ended left in use, by call stack, from the file that it wrote.
-pub fn leaks(file: &File) -> Result<String> {
+/// What a program left in use when it ended.
+pub struct Leaks {
+    pub bytes: f64,
+    /// The report, by call stack.
+    pub text: String,
+}
+
+/// Returns what a program that has ended left in use, from the file that it wrote.
+pub fn leaks(file: &File) -> Result<Leaks> {
     Ok(leaks_of(&profile_in(file)?))
 }
 
 /// Returns what a program left in use that has ended without writing a file.
-pub fn leaks_without_exit(kept: &Kept) -> Result<String> {
+pub fn leaks_without_exit(kept: &Kept) -> Result<Leaks> {
     let mut profile = Profile::of(&kept.raw()?, PATIENCE);
     profile.notes.push(
         "a signal or _exit ended it, so what its exit would have freed counts as well".to_owned(),
@@ -256,9 +263,12 @@ pub fn leaks_without_exit(kept: &Kept) -> Result<String> {
     Ok(leaks_of(&profile))
 }
 
-fn leaks_of(profile: &Profile) -> String {
+fn leaks_of(profile: &Profile) -> Leaks {
     let summary = report::summary(profile, What::InUse);
-    summary + &report::stacks(profile, What::InUse, 10)
+    Leaks {
+        bytes: profile.totals().bytes,
+        text: summary + &report::stacks(profile, What::InUse, 10),
+    }
 }
 
 fn dump(args: &DumpArgs) -> Result<ExitCode> {

@@ -5,9 +5,10 @@
 //! opened for reading.
 
 use crate::foreign::open_own;
-use crate::heap::{self, Kept};
+use crate::heap::{self, Kept, Leaks};
 use crate::output::note;
 use anyhow::{Context, Result};
+use pinfold::memory::Limit;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -15,12 +16,22 @@ use std::time::{Duration, SystemTime};
 /// The name of the profiles' files in a directory for temporary files. Statistics have other names.
 pub const FILE: &str = "heap";
 
+/// Parses the bytes that a process may leave: a number, or one with `k`, `M` or `G`.
+pub fn size(text: &str) -> Result<usize, &'static str> {
+    match text.parse() {
+        Ok(Limit::Bytes(bytes)) => Ok(bytes),
+        _ if text == "0" => Ok(0),
+        _ => Err("give bytes, like 64k or 2M"),
+    }
+}
+
 /// Prints a report for each profile `FILE.PID` that was written since `started`, and for the
-/// profiles in `kept` of processes that have written none.
-pub fn print(file: &Path, started: SystemTime, kept: &[Kept]) {
+/// profiles in `kept` of processes that have written none. Returns the largest number of bytes that
+/// a process has not freed, or `None` if a profile cannot be read or if there is none.
+pub fn print(file: &Path, started: SystemTime, kept: &[Kept]) -> Option<f64> {
     let profiles = profiles(file, started);
     let is_written = |pid| profiles.iter().any(|(written, ..)| *written == pid);
-    let mut reports: Vec<(u32, Result<String>)> = kept
+    let mut reports: Vec<(u32, Result<Leaks>)> = kept
         .iter()
         .map(|kept| (kept.process().pid(), kept))
         .filter(|(pid, _)| !is_written(*pid))
@@ -34,6 +45,7 @@ pub fn print(file: &Path, started: SystemTime, kept: &[Kept]) {
         (*pid, report.with_context(|| path.display().to_string()))
     }));
     reports.sort_by_key(|(pid, _)| *pid);
+    let mut most = (!reports.is_empty()).then_some(0.0);
     if reports.is_empty() {
         note(
             "no process has left a heap profile: a forked child that is killed, or ends by _exit, \
@@ -43,10 +55,17 @@ pub fn print(file: &Path, started: SystemTime, kept: &[Kept]) {
     }
     for (_, report) in reports {
         match report {
-            Ok(text) => note(text.trim_end()),
-            Err(error) => note(format_args!("{error:#}")),
+            Ok(leaks) => {
+                note(leaks.text.trim_end());
+                most = most.map(|most| leaks.bytes.max(most));
+            }
+            Err(error) => {
+                note(format_args!("{error:#}"));
+                most = None;
+            }
         }
     }
+    most
 }
 
 /// Returns whether process `pid` has written its profile `FILE.PID` since `started`.
