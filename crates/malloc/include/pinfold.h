@@ -128,13 +128,13 @@ size_t pinfold_malloc_usable_size(void *block);
 
 /*
  * Returns the largest size for which malloc would make the same block as for `size` bytes: a
- * program that allocates this size may use all of the block. Allocates nothing.
+ * program that allocates this size may use all of the block. Allocates no block.
  *
  * Returns 0 if no block can be that large (sizes above PTRDIFF_MAX). A block between 512 KiB and
- * 62 MiB has up to 4032 usable bytes more, which depends on its address. The result is `size` if
- * blocks end where the request ends: under PINFOLD_SLAB_DEBUG, and while blocks are guarded. Any
- * other block of `size` bytes has at least this many usable bytes, except in the scope of a heap.
- * Never fails. Costs a few loads.
+ * 62 MiB has up to 4032 usable bytes more, which depends on its address, and just below 62 MiB up
+ * to 64 KiB more. The result is `size` if blocks end where the request ends: under
+ * PINFOLD_SLAB_DEBUG, from the program's first block of a debugged size on, and while blocks are
+ * guarded. In the scope of a heap, a block may have fewer bytes. Costs a few loads.
  */
 size_t pinfold_good_size(size_t size);
 

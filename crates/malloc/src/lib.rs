@@ -49,6 +49,7 @@ pub use pinfold::internal::heap::scope::outside as outside_scopes;
 /// Functions that `pinfold-names` inlines into `malloc`, `free` and the operators.
 #[doc(hidden)]
 pub mod inlined {
+    pub use pinfold::internal::arena::huge_size;
     pub use pinfold::internal::heap::{
         alloc, alloc_aligned, alloc_aligned_zeroed, alloc_fast, alloc_slow, checks, fits, free,
         good_size, usable_size,

@@ -7,7 +7,7 @@
 //! Critical sections need no lock, because each one takes effect completely or not at all. At the
 //! moment of the fork, another thread of the parent may be moving a sheaf (an array of free
 //! objects) between a CPU's unit and a node's store. The child loses the objects in that sheaf, a
-//! few kilobytes for each such thread.
+//! few kilobytes for each such thread, or a large block that the thread frees or allocates.
 //!
 //! A module with locks registers its `Hooks` before it first takes one. A fork takes the locks in
 //! the order of their `Rank`, outermost first.

@@ -29,14 +29,32 @@ extern "C" fn nallocx(size: usize, flags: c_int) -> usize {
     inlined::good_size(size, align_of(flags))
 }
 
-/// Allocates a block of at least `size` bytes. Returns null if there is no memory.
+/// Allocates a block of at least `size` bytes. With [`ZERO`], all bytes that the program may use
+/// read as zeroes, because `rallocx` zeroes only what a block gains. Returns null if there is no
+/// memory.
 #[unsafe(no_mangle)]
 extern "C" fn mallocx(size: usize, flags: c_int) -> *mut c_void {
     keep_frame();
     let align = align_of(flags);
-    match flags & ZERO {
-        0 => inlined::alloc_aligned(size, align).cast(),
-        _ => inlined::alloc_aligned_zeroed(size, align).cast(),
+    if flags & ZERO == 0 {
+        return inlined::alloc_aligned(size, align).cast();
+    }
+    let block = inlined::alloc_aligned_zeroed(size, align).cast();
+    zero(block, size);
+    block
+}
+
+/// Zeroes a block from byte `from` on, if it is not null. The block is this thread's.
+fn zero(block: *mut c_void, from: usize) {
+    // A mapping of its own has only new pages beyond what was asked for or copied.
+    if block.is_null() || inlined::huge_size(block.cast()).is_some() {
+        return;
+    }
+    // SAFETY: the block is in use.
+    let room = unsafe { c::pinfold_malloc_usable_size(block) };
+    if room > from {
+        // SAFETY: the block has `room` bytes, and is this thread's.
+        unsafe { block.byte_add(from).write_bytes(0, room - from) };
     }
 }
 
@@ -58,8 +76,8 @@ unsafe extern "C" fn rallocx(block: *mut c_void, size: usize, flags: c_int) -> *
         align => {
             let moved = c::pinfold_aligned_alloc(align, size);
             if !moved.is_null() {
-                // SAFETY: both blocks have as many bytes, and the new one is not the old one. The
-                // caller passes ownership of the block.
+                // SAFETY: both blocks have at least the smaller of `before` and `size` bytes, and
+                // the new one is not the old one. The caller passes ownership of the block.
                 unsafe {
                     moved.copy_from_nonoverlapping(block, before.min(size));
                     c::pinfold_free(block);
@@ -68,13 +86,8 @@ unsafe extern "C" fn rallocx(block: *mut c_void, size: usize, flags: c_int) -> *
             moved
         }
     };
-    if flags & ZERO != 0 && !resized.is_null() {
-        // SAFETY: the block was just resized, and this thread owns it.
-        let after = unsafe { c::pinfold_malloc_usable_size(resized) };
-        if after > before {
-            // SAFETY: the block has `after` bytes.
-            unsafe { resized.byte_add(before).write_bytes(0, after - before) };
-        }
+    if flags & ZERO != 0 {
+        zero(resized, before);
     }
     resized
 }

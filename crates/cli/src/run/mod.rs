@@ -102,8 +102,8 @@ pub struct Args {
 
     /// With --leaks, end with this status if a process has not freed more than --leaks-above
     ///
-    /// It replaces the program's own status, unless a crash or SIGKILL ended the program. It is also
-    /// given if what a process left is not known. A program that cannot run on Pinfold is not
+    /// It replaces the program's own status, unless a crash or SIGKILL ended the program. It is
+    /// also given if what a process left is not known. A program that cannot run on Pinfold is not
     /// started.
     #[arg(
         long,

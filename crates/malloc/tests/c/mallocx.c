@@ -52,7 +52,10 @@ int main(void)
 			CHECK(p && (uintptr_t)p % ((uintptr_t)1 << log) == 0);
 			for (size_t i = 0; i < size; i += 1 + size / 97)
 				CHECK(p[i] == 0);
+			/* Beyond the size too: rallocx zeroes only what the block gains. */
 			size_t room = sallocx(p, 0);
+			for (size_t i = size; i < room; i += 1 + room / 977)
+				CHECK(p[i] == 0);
 			CHECK(room == malloc_usable_size(p) && room >= nallocx(size, log));
 			CHECK(nallocx(size, log) >= size);
 			CHECK(xallocx(p, size * 2, 0, log) == room);

@@ -168,11 +168,12 @@ pub(super) fn excess() -> usize {
     (dirty_of_all() + parked).saturating_sub(most(parked))
 }
 
-/// Returns whether a CPU that has parked `others` may park another run of `granules`. Does not look
-/// at other CPUs: if they all have parked too much, [`excess`] finds it. Costs some loads for each
-/// node.
+/// Returns whether a CPU that has parked `others` may park another run of `granules`. Looks at
+/// other CPUs only for a limit that the program or its user has set: otherwise, [`excess`] finds it
+/// if they all have parked too much. Costs some loads for each node.
 pub(super) fn may_park(others: usize, granules: usize) -> bool {
-    let parked = others + granules;
+    let all = budget::dirty_limit().map(|_| parked::granules());
+    let parked = all.unwrap_or(others) + granules;
     dirty_of_all() + parked <= most(parked)
 }
 

@@ -97,7 +97,7 @@ pub use numa::{NUMA_STAT, NumaItem, refresh_room};
 pub(crate) use numa::{NodeRequest, for_each_item};
 pub(crate) use purge::purge_all_aged;
 pub use purge::{dirty_time, is_sparse, set_dirty_time, trim, unmap_free, zero_run};
-pub use resize::{alloc_aligned_run, alloc_growing_run, move_run, resize_run};
+pub use resize::{alloc_aligned_run, alloc_growing_run, is_aligned_run, move_run, resize_run};
 pub(crate) use runs::alloc_run_on;
 pub use runs::{Run, alloc_run, free_run};
 pub use stat::NodeStat;

@@ -13,19 +13,21 @@
 //!    kept, and when free memory is trimmed (`purge`);
 //! 3. when the CPU parks another run and has no room left.
 //!
-//! The arena counts a parked run as in use, because only the holder of its lock counts. The
-//! functions that compare dirty memory with its bound, or report it, count parked runs as dirty.
+//! The arena's figures count a parked run as in use, because only the holder of the arena's lock
+//! changes them. The functions that compare dirty memory with its bound, or report it, count parked
+//! runs as dirty.
 //!
 //! # Who may write what
 //!
 //! A place holds 0, or a run's address and length in one word. The thread that replaces the word by
 //! 0, in one atomic step, owns the run. Any thread may do so, for any CPU: in a signal handler,
-//! during a fork, and on a CPU that it has just left.
+//! during a fork, and on a CPU that it has just left. A run that another thread owns during a fork
+//! is lost to the child.
 
 use super::{GRANULE, address_of, index_of, kept, purge};
 use crate::nodes;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
-use core::sync::atomic::{AtomicU32, AtomicUsize};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
 
 /// The number of rows. CPUs with higher numbers share a row with others.
 const ROWS: usize = 64;
@@ -34,6 +36,9 @@ const PLACES: usize = 4;
 /// The most granules in a row: 8 MiB, and a granule more for each run, because most blocks do not
 /// begin with their run (`large`). Two threads that park at the same time may pass it.
 const MOST: usize = (8 << 20) / GRANULE + PLACES;
+/// The shortest run that is parked. No allocation asks for shorter ones: they were blocks that had
+/// grown or had a large alignment, and would take the places of others.
+const LEAST: usize = (512 << 10) / GRANULE + 1;
 /// The low bits of a word, which hold the run's length in granules. A run's address is a multiple
 /// of [`GRANULE`].
 const LENGTH: usize = GRANULE - 1;
@@ -55,6 +60,9 @@ static ROWS_OF_CPUS: [Row; ROWS] = [const {
     }
 }; ROWS];
 
+/// The rows that have ever had a run, a bit for each, so that a search leaves out the others.
+static ROWS_IN_USE: AtomicU64 = AtomicU64::new(0);
+
 /// A run that was parked, and now belongs to the thread that has this value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Parked {
@@ -75,15 +83,19 @@ impl Parked {
     }
 }
 
-/// Returns this CPU's row. A thread without an index uses the first row.
-fn row() -> &'static Row {
+/// Returns the number of this CPU's row. A thread without an index uses the first row.
+fn nth_row() -> usize {
     let index = pinfold_rseq::current();
     let known = index < pinfold_rseq::possible();
-    &ROWS_OF_CPUS[if known { index % ROWS } else { 0 }]
+    if known { index % ROWS } else { 0 }
 }
 
+/// Returns the rows that may have a run.
 fn rows() -> impl Iterator<Item = &'static Row> {
-    ROWS_OF_CPUS.iter().take(pinfold_rseq::possible())
+    // Relaxed: a thread that does not see a row's first run finds it the next time.
+    let in_use = ROWS_IN_USE.load(Relaxed);
+    let rows = ROWS_OF_CPUS.iter().enumerate();
+    rows.filter_map(move |(nth, row)| (in_use >> nth & 1 != 0).then_some(row))
 }
 
 fn granules_in(row: &Row) -> usize {
@@ -96,19 +108,23 @@ fn granules_in(row: &Row) -> usize {
 /// on a cache line of this CPU, and loads of the nodes' figures. The caller owns the run, whose
 /// entry in the page map is 0.
 pub(super) fn park(run: Parked, mut give: impl FnMut(Parked)) {
-    let row = row();
+    let nth = nth_row();
+    let row = &ROWS_OF_CPUS[nth];
     let calls = row.calls.load(Relaxed).wrapping_add(1);
     row.calls.store(calls, Relaxed);
     let granules = run.granules as usize;
     let mut others = granules_in(row);
     let may_park = !calls.is_multiple_of(PASS)
-        && granules <= MOST
+        && (LEAST..=MOST).contains(&granules)
         && !purge::gives_back_at_once()
         // Another node's run would serve no allocation on this CPU.
         && is_on(nodes::current(), run.word())
         && kept::may_park(others, granules);
     if !may_park {
         return give(run);
+    }
+    if ROWS_IN_USE.load(Relaxed) >> nth & 1 == 0 {
+        ROWS_IN_USE.fetch_or(1 << nth, Relaxed);
     }
     let mut room = None;
     // Begins at another place each time, so that no run stays that nothing needs.
@@ -135,7 +151,8 @@ pub(super) fn park(run: Parked, mut give: impl FnMut(Parked)) {
 /// Takes a run of `granules` on `node` that this CPU has parked.
 pub(super) fn take(node: usize, granules: usize) -> Option<Parked> {
     let fits = |word| word & LENGTH == granules && is_on(node, word);
-    row().places.iter().find_map(|place| take_if(place, fits))
+    let row = &ROWS_OF_CPUS[nth_row()];
+    row.places.iter().find_map(|place| take_if(place, fits))
 }
 
 /// Takes the runs of `node` that any CPU has parked and that `is_wanted` accepts, and passes each

@@ -26,13 +26,20 @@ use core::ptr::NonNull;
 /// Allocates a run for a block of `size` bytes at a multiple of `align`, a power of two larger than
 /// [`GRANULE`]. Costs as much as [`alloc_run`](super::alloc_run).
 ///
-/// Returns `None` when `alloc_run` does, and if `size` or `align` is at least [`HUGE`].
+/// Returns `None` when `alloc_run` does, and if no run is large enough ([`is_aligned_run`]).
 pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> {
-    if size >= HUGE || align >= HUGE {
+    if !is_aligned_run(size, align) {
         return None;
     }
     let granules = size.div_ceil(GRANULE).max(1);
     alloc_at_multiple(granules, (align / GRANULE) as u32, node, LARGE, false)
+}
+
+/// Returns whether a run can begin at a multiple of `align`, a power of two larger than
+/// [`GRANULE`], and have `size` bytes.
+pub fn is_aligned_run(size: usize, align: usize) -> bool {
+    let most = MAX_RUN as usize + 1;
+    size < HUGE && align < HUGE && size.div_ceil(GRANULE).max(1) + align / GRANULE <= most
 }
 
 /// Changes the length of a run that is one block to `granules`, in place. Returns false, and

@@ -5,7 +5,7 @@ use super::{counted, gate};
 use crate::arena::{self, COLOURED, COLOURED_ALIGN, GRANULE, HUGE, LARGE};
 use crate::slab;
 use crate::slab::kmalloc::{self, MAX_CLASS_SIZE, MAX_SMALL_SIZE};
-use crate::sys::set_errno;
+use crate::sys::{self, set_errno};
 use core::ptr::null_mut;
 
 /// What a caller asks for.
@@ -34,6 +34,23 @@ impl Ask {
         match self.align {
             ..=ALIGN => (self.size <= MAX_CLASS_SIZE).then(|| kmalloc::class_of(self.size)),
             _ => kmalloc::class_of_aligned(self.size, self.align),
+        }
+    }
+
+    /// Returns how many bytes of the block a program may use at least, wherever the block comes
+    /// from. Returns `None` if there are not so many addresses.
+    #[inline(never)]
+    pub(super) fn room(self) -> Option<usize> {
+        let Ask { size, align, .. } = self;
+        if let Some(class) = self.class() {
+            return Some(kmalloc::size_of_class(class));
+        }
+        let is_run = size < HUGE && (align <= GRANULE || arena::is_aligned_run(size, align));
+        match is_run {
+            // A larger block would be a mapping.
+            true if align <= COLOURED_ALIGN => Some(arena::least_of_coloured(size).min(HUGE - 1)),
+            true => Some(size.max(1).next_multiple_of(GRANULE).min(HUGE - 1)),
+            false => size.max(1).checked_next_multiple_of(sys::page_size()),
         }
     }
 }
@@ -77,8 +94,9 @@ fn alloc_any(ask: Ask) -> *mut u8 {
         return block;
     }
     // Also reached for small sizes in a signal handler that interrupted the allocator: a mapping of
-    // its own needs no lock.
-    alloc_huge(size, align.max(ALIGN))
+    // its own needs no lock. It is as large as the block that it stands for, because programs ask
+    // for that size before they allocate (`good_size`).
+    alloc_huge(ask.room().unwrap_or(size), align.max(ALIGN))
 }
 
 /// Allocates a block that is a run. Returns `None` if it has [`HUGE`] bytes or more, or if there is

@@ -4,16 +4,15 @@ use super::blocks::ALIGN;
 use super::mode::{self, GUARD};
 use super::plain::Ask;
 use super::start;
-use crate::arena::{self, COLOURED_ALIGN, GRANULE, HUGE};
 use crate::slab::kmalloc;
-use crate::sys;
 
 /// Returns the largest size for which malloc would make the same block as for `size` bytes at a
 /// multiple of `align`, a power of two. Returns 0 if no block is that large.
 ///
 /// A block of this size has this many usable bytes. Between 512 KiB and 62 MiB it may have up to
-/// 4032 more, which depends on its address. Blocks that are debugged or may be guarded end where
-/// the program's request ends, so the result is `size` for them. A heap's scope is ignored.
+/// 4032 more, which depends on its address, and just below 62 MiB up to 64 KiB more. Blocks that
+/// are debugged or may be guarded end where the program's request ends, so the result is `size` for
+/// them. A heap's scope is ignored.
 ///
 /// Costs a few loads. The first call starts the allocator.
 pub fn good_size(size: usize, align: usize) -> usize {
@@ -30,31 +29,37 @@ pub fn good_size(size: usize, align: usize) -> usize {
         align,
         ..Ask::of(size)
     };
-    if let Some(class) = ask.class() {
-        return match kmalloc::ends_with_request(class) {
-            true => size,
-            false => kmalloc::size_of_class(class),
-        };
+    if ask.class().is_some_and(kmalloc::ends_with_request) {
+        return size;
     }
-    let whole = match (size >= HUGE, align) {
-        (false, ..=COLOURED_ALIGN) => Some(arena::least_of_coloured(size)),
-        (false, ..HUGE) => size.max(1).checked_next_multiple_of(GRANULE),
-        _ => size.max(1).checked_next_multiple_of(sys::page_size()),
-    };
-    whole.filter(|&whole| whole <= MOST).unwrap_or(0)
+    ask.room().filter(|&room| room <= MOST).unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arena::{COLOURED_ALIGN, GRANULE, HUGE};
     use crate::heap::{alloc_aligned, free, usable_size};
+    use crate::sys;
 
     #[test]
     fn a_block_has_the_size_that_was_foretold() {
         let steps = |size: &usize| Some(size + 1 + size / 60);
         let sizes = core::iter::successors(Some(0), steps).take_while(|&size| size < 70 << 20);
+        let sizes = sizes.chain([1, 4031, 4032, 4033, GRANULE].map(|below| HUGE - below));
         for size in sizes.flat_map(|size| [size, good_size(size, 1)]) {
-            for align in [1, 16, 64, 128, 4096, GRANULE, 4 * GRANULE, 64 << 20] {
+            for align in [
+                1,
+                16,
+                64,
+                128,
+                4096,
+                GRANULE,
+                4 * GRANULE,
+                2 << 20,
+                32 << 20,
+                64 << 20,
+            ] {
                 let good = good_size(size, align);
                 assert!(
                     good >= size && good_size(good, align) == good,
@@ -66,8 +71,9 @@ mod tests {
                 let usable = unsafe { usable_size(block) };
                 let more = usable - good;
                 let varies = align <= COLOURED_ALIGN && (512 << 10..HUGE).contains(&size);
+                let at_border = good == HUGE - 1 && more < 2 * GRANULE;
                 assert!(
-                    more == 0 || varies && more < 4096,
+                    more == 0 || varies && more < 4096 || at_border,
                     "{size} {align}: {usable}"
                 );
                 // SAFETY: the block is new.

@@ -26,7 +26,7 @@ int main(int argc, char **argv)
 		return 0;
 	}
 	if (argc > 1 && (strcmp(argv[1], "large") == 0 || strcmp(argv[1], "inside") == 0)) {
-		/* The first free at all may not leave the block with the CPU. */
+		/* Few frees in a row do not all give the block to the arena. */
 		for (int i = 0; i < 3; i++) {
 			block = malloc(1000000);
 			block[0] = 1;
