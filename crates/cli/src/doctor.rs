@@ -32,7 +32,7 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 
-    /// Exit with status 1 if there is a problem, for probes and for tests of images
+    /// Exit with status 1 if there is a problem, for tests of images and for monitoring
     #[arg(long)]
     check: bool,
 

@@ -188,8 +188,8 @@ fn a_server_that_fails_says_why() {
             "the load failed: exit status 7: refused",
         ),
         (
-            "exec sleep 0.3",
-            "sleep 2",
+            "echo $$ > pid; exec sleep 100",
+            "kill $(cat pid); sleep 100",
             "the server ended during the load",
         ),
     ] {
@@ -258,6 +258,29 @@ fn an_interrupt_prints_what_there_is() {
     });
 }
 
+/// The server takes long to end after SIGTERM.
+#[test]
+fn an_interrupt_while_a_server_stops_ends_the_measurement() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let [started, stops] = [at("started"), at("stops")];
+    let server = format!(
+        "trap 'echo > {stops}; sleep 600' TERM; echo > {started}; while :; do sleep 0.1; done"
+    );
+    let ready = format!("test -e {started}");
+    let mut command = Command::new("env");
+    command.args(["--default-signal", PINFOLD, "compare", "--settle", "0.01"]);
+    command.args(["--ready-command", &ready, "--load", "true", "--"]);
+    command.args(["sh", "-c", &server]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = child.spawn().unwrap();
+    eventually("the server stops", || Path::new(&stops).exists());
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    let (out, error, code) = texts::of(child.wait_with_output().unwrap());
+    assert_eq!(code, Some(128 + libc::SIGINT), "{out}{error}");
+}
+
 #[test]
 fn wrong_input_is_an_error_with_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
@@ -306,16 +329,21 @@ fn a_library_that_the_loader_refuses_has_no_figures() {
     if !made.unwrap().success() {
         return eprintln!("left out: there is no C compiler");
     }
-    // The library is for another machine from now on.
     let library = folder.path().join("libx.so");
     let mut bytes = fs::read(&library).unwrap();
-    let machine = if cfg!(target_arch = "x86_64") {
+    // From now on, the library is for FreeBSD, and the other one for another machine.
+    bytes[7] = 9;
+    fs::write(&library, &bytes).unwrap();
+    bytes[18] = if cfg!(target_arch = "x86_64") {
         183
     } else {
         62
     };
-    bytes[18] = machine;
-    fs::write(&library, bytes).unwrap();
+    let other = folder.path().join("libother.so");
+    fs::write(&other, bytes).unwrap();
+    let (_, error, code) = compare(&[&format!("--with={}", other.display()), "--", "true"]);
+    assert_eq!(code, Some(2), "{error}");
+    assert_has(&error, &["libother.so", "for another machine"]);
     let with = format!("--with={}", library.display());
     let (out, _, code) = compare(&[&with, "--rounds", "1", "--", "true"]);
     assert_eq!(code, Some(1), "{out}");

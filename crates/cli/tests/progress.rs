@@ -175,7 +175,8 @@ fn top_ends_with_its_terminal() {
         }
         sleep(Duration::from_millis(20));
     };
-    assert!(status.code().is_some(), "{status}");
+    // Not by a panic.
+    assert!(matches!(status.code(), Some(0 | 2)), "{status}");
 }
 
 #[test]

@@ -57,7 +57,7 @@ impl Children {
         unsafe {
             let (mut taken, mut mask): (libc::sigset_t, libc::sigset_t) = (zeroed(), zeroed());
             libc::sigemptyset(&raw mut taken);
-            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            for signal in [libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGHUP] {
                 let mut action: libc::sigaction = zeroed();
                 libc::sigaction(signal, std::ptr::null(), &raw mut action);
                 // A signal that is ignored, as under nohup, must not end the command.
@@ -128,23 +128,25 @@ impl Children {
         })
     }
 
-    /// Kills all processes that the command has started and that still run.
-    pub fn end_all(&self) {
+    /// Kills all processes that the command has started and that still run. Returns false if one
+    /// of them may still run, as a process of another user.
+    pub fn end_all(&self) -> bool {
         let end = Instant::now() + GRACE;
         while Instant::now() < end {
             // SAFETY: a null pointer means that the status is not wanted.
             while unsafe { libc::waitpid(-1, null_mut(), libc::WNOHANG) } > 0 {}
             // Children of children become this process's, so the next pass finds them.
-            let own = self.own().unwrap_or_default();
-            if own.is_empty() {
-                return;
+            let own = self.own();
+            if own.as_ref().is_ok_and(Vec::is_empty) {
+                return true;
             }
-            for child in own {
+            for child in own.into_iter().flatten() {
                 // The number is still the child's, because nothing has reaped the child yet.
                 let _ = kill_process(child, Signal::KILL);
             }
             sleep(Duration::from_millis(1));
         }
+        false
     }
 
     fn own(&self) -> io::Result<Vec<Pid>> {
@@ -154,7 +156,7 @@ impl Children {
     }
 
     /// Returns the resident memory of all processes that the command has started. A page that
-    /// several processes share counts once.
+    /// several processes share counts once, except those of processes of other users.
     pub fn resident(&self) -> io::Result<u64> {
         let mut found: HashSet<u32> = (self.own()?.into_iter())
             .map(|pid| pid.as_raw_nonzero().get() as u32)
@@ -169,7 +171,10 @@ impl Children {
                 break;
             }
         }
-        Ok(found.into_iter().filter_map(resident).sum())
+        match found.into_iter().filter_map(resident).sum() {
+            0 => Err(io::Error::other("the server's memory cannot be read")),
+            sum => Ok(sum),
+        }
     }
 }
 
@@ -264,14 +269,20 @@ impl Running {
     }
 
     /// Asks the program's process group to end, and kills it if it does not. A signal to this
-    /// command ends the patience.
+    /// command ends the patience, and is returned once the program has ended.
     pub fn stop(&mut self, children: &Children) -> Result<Ended, Stop> {
+        let mut taken = None;
         for (signal, time) in [(Signal::TERM, GRACE), (Signal::KILL, GRACE)] {
             if self.ended()?.is_none() {
                 // The number is still the program's, because nothing has reaped the program yet.
                 let _ = kill_process_group(self.pid, signal);
-                let _ = self.wait(children, Instant::now() + time);
+                if let Err(Stop::Signal(signal)) = self.wait(children, Instant::now() + time) {
+                    taken = Some(signal);
+                }
             }
+        }
+        if let Some(signal) = taken {
+            return Err(Stop::Signal(signal));
         }
         self.ended()?
             .ok_or_else(|| Stop::Failed("it does not end, although it was killed".to_owned()))

@@ -23,9 +23,10 @@ use std::time::Duration;
 /// Measure a program on its own allocator, on Pinfold and on other allocators
 ///
 /// Runs the program in rounds: once as it is, which is on the C library's malloc unless it brings
-/// its own, once on Pinfold, and once on each library of --with. Each round has another order, and
-/// the first one only warms up. Prints time, CPU time, peak memory and page faults, and says which
-/// differences are larger than the spread of the rounds. docs/compare.md explains the figures.
+/// its own, once on Pinfold, and once on each library of --with. The order changes from round to
+/// round, and the first round only warms up. Prints time, CPU time, peak memory and page faults,
+/// and says which differences are larger than the spread of the rounds. docs/compare.md explains
+/// the figures.
 ///
 /// The program's input is empty and its output is not shown. Variables like PINFOLD_SHEPHERD
 /// configure Pinfold, as for `pinfold run`.
@@ -202,7 +203,8 @@ fn named(text: &OsStr) -> Result<(String, PathBuf)> {
         )
     );
     match program::defines_malloc(&path) {
-        Some(true) => {}
+        Some(true) if program::is_for_this_machine(&path) => {}
+        Some(true) => bail!(wrong("this library is for another machine")),
         Some(false) => bail!(wrong("this library defines no malloc; give an allocator's")),
         None => bail!(wrong(
             "this is no shared library that can be read; give a file like /usr/lib/libjemalloc.so.2"
@@ -309,7 +311,8 @@ impl Rounds {
                 &[]
             };
             let base_costs = (!is_base && base.failure.is_none()).then(|| &base.costs[..rounds]);
-            let is_steady = base.outputs.windows(2).all(|pair| pair[0] == pair[1]);
+            let mut pairs = base.outputs.windows(2);
+            let is_steady = pairs.len() > 0 && pairs.all(|pair| pair[0] == pair[1]);
             let is_compared = is_steady && plan.load.is_none() && !plan.show_output;
             let same = || {
                 row.outputs

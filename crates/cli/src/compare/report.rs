@@ -200,12 +200,12 @@ pub fn verdict(measured: &Measured) -> String {
             "no difference that the spread does not cover in {equal}"
         ));
     }
-    if measured.figures.is_empty() {
-        parts.push("not compared".to_owned());
-    }
     if unknown {
         parts
             .push("too few rounds to tell a difference from the spread; give 6 or more".to_owned());
+    }
+    if parts.is_empty() {
+        parts.push("not compared".to_owned());
     }
     if measured.same_output == Some(false) {
         parts.push("ITS STANDARD OUTPUT DIFFERS from that of the program as it is".to_owned());

@@ -2,7 +2,7 @@
 
 use super::child::{Children, Running, Stop, Written};
 use std::ffi::OsString;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -94,7 +94,15 @@ impl Plan {
             Some(load) => (self.under(load, &mut program, &mut client, children)).map(Some),
         };
         let ended = program.stop(children);
-        children.end_all();
+        let is_over = children.end_all();
+        if let Err(Stop::Signal(signal)) = ended {
+            return Err(Stop::Signal(signal));
+        }
+        if !is_over {
+            // The process may keep the program's output open.
+            let why = "a process that it has started does not end, and cannot be killed";
+            return Err(Stop::Failed(why.to_owned()));
+        }
         let [out, err] = program.written();
         if let Some((library, _)) = &allocator.library {
             check_loaded(library.as_os_str().as_bytes(), &err)?;
@@ -164,11 +172,18 @@ impl Plan {
         lives(server, "before it was ready")?;
         let mut client = children.start(shell(&load.command), self.show_output)?;
         let until = Instant::now() + self.timeout;
-        let Some(ended) = client.wait(children, until)? else {
+        let ended = loop {
+            let ended = client.ended()?;
+            // A server that has crashed may be why the load does not end, or fails.
+            lives(server, "during the load")?;
+            if ended.is_some() || !children.wait(until)? {
+                break ended;
+            }
+        };
+        let Some(ended) = ended else {
             *failed = Some(client);
             return Err(self.too_late("the load did not end"));
         };
-        lives(server, "during the load")?;
         if !ended.status.success() {
             let how = describe(ended.status);
             *failed = Some(client);
@@ -194,11 +209,21 @@ impl Plan {
 impl Ready {
     fn answers(&self) -> bool {
         match self {
-            Ready::Port(port) => TcpStream::connect(("localhost", *port)).is_ok(),
+            Ready::Port(port) => {
+                let all = ("localhost", *port).to_socket_addrs();
+                all.into_iter().flatten().any(|address| connects(&address))
+            }
             Ready::Socket(path) => UnixStream::connect(path).is_ok(),
             Ready::Command(_) => false,
         }
     }
+}
+
+/// Returns whether a server accepts a connection.
+fn connects(address: &SocketAddr) -> bool {
+    let stream = TcpStream::connect_timeout(address, Duration::from_secs(1));
+    // A connection to a free port may come from the same port, and so have no server.
+    stream.is_ok_and(|stream| stream.local_addr().is_ok_and(|local| local != *address))
 }
 
 fn shell(text: &OsString) -> Command {

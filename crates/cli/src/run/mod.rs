@@ -102,9 +102,9 @@ pub struct Args {
 
     /// With --leaks, end with this status if a process has not freed more than --leaks-above
     ///
-    /// It replaces the program's own status, unless a crash or SIGKILL ended the program. It is
-    /// also given if what a process left is not known. A program that cannot run on Pinfold is not
-    /// started.
+    /// It replaces the program's own status, unless a signal ended the program that is not SIGTERM,
+    /// SIGINT or SIGHUP. It is also given if no process left a profile, or one that cannot be read.
+    /// A program that cannot run on Pinfold is not started.
     #[arg(
         long,
         value_name = "STATUS",
@@ -326,7 +326,7 @@ fn run_and_report(
     let watch = args.leaks.is_some().then(|| {
         let file = heap_file.clone();
         let has_written = move |pid| leaks::is_written(&file, pid, started);
-        watch::Watch::start(child.id(), has_written)
+        signals::blocked(|| watch::Watch::start(child.id(), has_written))
     });
     relay.stop_at_the_end();
     let status = child.wait().context("waiting for the command")?;

@@ -181,6 +181,12 @@ pub fn defines_malloc(file: &Path) -> Option<bool> {
     Some(symbols.any(|symbol| symbol.is_definition() && symbol.name() == Ok("malloc")))
 }
 
+/// Returns whether an ELF file is for the processor that this command runs on.
+pub fn is_for_this_machine(file: &Path) -> bool {
+    let head = head(file);
+    head.is_ok_and(|head| elf_obstacle(&head, CLibrary::of(file)) != Some(Obstacle::OtherMachine))
+}
+
 /// Returns the names of the libraries that a file is linked with.
 fn needed(file: &Path) -> Option<Vec<String>> {
     #[expect(clippy::disallowed_methods, reason = "the user names the file")]

@@ -45,6 +45,23 @@ pub fn restore_sigpipe() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
+/// Calls `f` while all signals are blocked, so that a thread which `f` starts runs no handler: it
+/// might be interrupted in one, and send the signal when the child has been reaped.
+pub fn blocked<T>(f: impl FnOnce() -> T) -> T {
+    // SAFETY: zero bytes are a valid set, which `sigfillset` fills. `pthread_sigmask` writes the
+    // other one, and fails only for a wrong first argument.
+    let before = unsafe {
+        let (mut all, mut before): (libc::sigset_t, libc::sigset_t) = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+        before
+    };
+    let result = f();
+    // SAFETY: the call reads the set, and takes null for the other one.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, std::ptr::null_mut()) };
+    result
+}
+
 /// Passes signals that arrive at this process on to the command while the command lives.
 pub struct Relay {
     before: Vec<(i32, libc::sigaction)>,
@@ -71,7 +88,7 @@ extern "C" fn relay(signal: i32, about: *mut libc::siginfo_t, _: *mut libc::c_vo
             unsafe { libc::sigqueue(child, signal, about.si_value()) };
         } else {
             // SAFETY: `kill` may be called in handlers, and touches no memory. The id is still the
-            // child's, because nothing reaps the child before `stop_at_the_end` stores 0.
+            // child's: the thread that runs the handlers reaps the child, and stores 0 before.
             unsafe { libc::kill(child, signal) };
         }
         // SAFETY: as above. The interrupted code may be about to read it.

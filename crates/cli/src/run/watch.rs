@@ -7,7 +7,8 @@
 //!
 //! So a thread looks at the processes of the run all the time:
 //!
-//! 1. The thread lists the child and its descendants, ten times a second, and more often at first.
+//! 1. The thread lists the child and its descendants, ten times a second, more often at first, and
+//!    less often if there are many.
 //! 2. It opens the file without a name that holds the profile's numbers. The file stays readable
 //!    until this command closes it, also after the process has ended.
 //! 3. At each look, it reads the process's mappings again, which tell where its code is. Mappings

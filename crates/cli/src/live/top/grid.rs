@@ -1,4 +1,4 @@
-//! A table that fits on its screen: right-aligned columns of numbers, and left-aligned names behind
+//! A table that fits on its screen: right-aligned columns of numbers, and left-aligned names after
 //! them. Where there is no room for all columns, the least important ones are left out.
 
 use super::frame::bold;
@@ -30,7 +30,7 @@ pub struct Grid {
     pub columns: Vec<Column>,
     /// The heading of the names, if there are some.
     pub names: Option<String>,
-    /// The cells of all columns, and behind them the name.
+    /// The cells of all columns, and after them the name.
     pub rows: Vec<Vec<String>>,
     /// The first row that is shown.
     pub first: usize,
@@ -38,7 +38,7 @@ pub struct Grid {
     pub chosen: Option<usize>,
 }
 
-/// The columns that names have at least.
+/// The least width of the names.
 const NAMES: u16 = 15;
 
 fn length(text: &str) -> u16 {
