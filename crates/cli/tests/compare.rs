@@ -176,6 +176,12 @@ fn a_server_is_measured_under_its_load() {
 
 #[test]
 fn a_server_that_fails_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("pid").display().to_string();
+    let [dies, kills] = [
+        format!("echo $$ > {file}; exec sleep 100"),
+        format!("until test -s {file}; do sleep 0.02; done; kill $(cat {file}); sleep 100"),
+    ];
     for (server, load, said) in [
         (
             "echo broken >&2; exit 1",
@@ -187,11 +193,7 @@ fn a_server_that_fails_says_why() {
             "echo refused >&2; exit 7",
             "the load failed: exit status 7: refused",
         ),
-        (
-            "echo $$ > pid; exec sleep 100",
-            "kill $(cat pid); sleep 100",
-            "the server ended during the load",
-        ),
+        (&dies, &kills, "the server ended during the load"),
     ] {
         let ready = if load == "true" { "false" } else { "true" };
         let words = [
