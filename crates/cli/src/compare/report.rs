@@ -24,43 +24,40 @@ pub struct Measure {
 
 const MIB: f64 = (1 << 20) as f64;
 
+const SECONDS: (&str, f64, usize) = ("s", 1.0, 3);
+const MEBIBYTES: (&str, f64, usize) = ("MiB", MIB, 1);
+const COUNT: (&str, f64, usize) = ("", 1.0, 0);
+
 pub const MEASURES: [Measure; 5] = [
-    Measure {
-        key: "seconds",
-        name: "time",
-        unit: "s",
-        scale: (1.0, 3),
-        of: |cost| Some(cost.seconds),
-    },
-    Measure {
-        key: "cpu_seconds",
-        name: "CPU time",
-        unit: "s",
-        scale: (1.0, 3),
-        of: |cost| Some(cost.cpu_seconds),
-    },
-    Measure {
-        key: "peak_bytes",
-        name: "peak memory",
-        unit: "MiB",
-        scale: (MIB, 1),
-        of: |cost| Some(cost.peak_bytes),
-    },
-    Measure {
-        key: "settled_bytes",
-        name: "settled memory",
-        unit: "MiB",
-        scale: (MIB, 1),
-        of: |cost| cost.settled_bytes,
-    },
-    Measure {
-        key: "page_faults",
-        name: "page faults",
-        unit: "",
-        scale: (1.0, 0),
-        of: |cost| Some(cost.faults),
-    },
+    measure("seconds", "time", SECONDS, |cost| Some(cost.seconds)),
+    measure("cpu_seconds", "CPU time", SECONDS, |cost| {
+        Some(cost.cpu_seconds)
+    }),
+    measure("peak_bytes", "peak memory", MEBIBYTES, |cost| {
+        Some(cost.peak_bytes)
+    }),
+    measure("settled_bytes", "settled memory", MEBIBYTES, |cost| {
+        cost.settled_bytes
+    }),
+    measure("page_faults", "page faults", COUNT, |cost| {
+        Some(cost.faults)
+    }),
 ];
+
+const fn measure(
+    key: &'static str,
+    name: &'static str,
+    (unit, divisor, digits): (&'static str, f64, usize),
+    of: fn(&Cost) -> Option<f64>,
+) -> Measure {
+    Measure {
+        key,
+        name,
+        unit,
+        scale: (divisor, digits),
+        of,
+    }
+}
 
 /// The rounds of one measure.
 #[derive(Serialize)]

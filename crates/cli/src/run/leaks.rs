@@ -26,8 +26,8 @@ pub fn size(text: &str) -> Result<usize, &'static str> {
 }
 
 /// Prints a report for each profile `FILE.PID` that was written since `started`, and for the
-/// profiles in `kept` of processes that have written none. Returns the largest number of bytes that
-/// a process has not freed, or `None` if a profile cannot be read or if there is none.
+/// profiles in `kept` of processes that have written none. Returns how many bytes the process with
+/// the largest leak left. Returns `None` if there is no profile, and if one cannot be read.
 pub fn print(file: &Path, started: SystemTime, kept: &[Kept]) -> Option<f64> {
     let profiles = profiles(file, started);
     let is_written = |pid| profiles.iter().any(|(written, ..)| *written == pid);

@@ -1,5 +1,6 @@
 //! Finds the command to run, and checks whether a library can be preloaded into it.
 
+use crate::foreign::open_regular;
 use object::Endianness;
 use object::elf::{DT_NEEDED, FileHeader64};
 use object::read::elf::{Dyn, FileHeader};
@@ -170,12 +171,8 @@ impl Program {
 
 /// Returns whether a program or a library defines a `malloc` that other files see. `None` if the
 /// file is neither, or cannot be read.
-#[expect(clippy::disallowed_methods, reason = "the user names the file")]
 pub fn defines_malloc(file: &Path) -> Option<bool> {
-    if !file.is_file() {
-        return None;
-    }
-    let file = ReadCache::new(File::open(file).ok()?);
+    let file = ReadCache::new(open_regular(file).ok()?);
     let file = object::File::parse(&file).ok()?;
     let mut symbols = file.dynamic_symbols();
     Some(symbols.any(|symbol| symbol.is_definition() && symbol.name() == Ok("malloc")))
