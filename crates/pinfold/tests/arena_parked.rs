@@ -8,7 +8,7 @@ use pinfold::slab::KmemCache;
 use std::alloc::Layout;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Barrier, Mutex, MutexGuard};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
@@ -185,6 +185,65 @@ fn the_limit_on_dirty_memory_binds() {
     let dirty = memory::dirty();
     memory::set_dirty_limit(None);
     assert!(dirty <= MIB, "{dirty}");
+}
+
+/// No allocation asks for a short run, so it would only take the place of another one.
+#[test]
+fn short_runs_take_no_place() {
+    let _alone = alone();
+    stay_here();
+    let serves_again = |_| {
+        let mut runs = [alloc(20), alloc(1), alloc(20), alloc(1)];
+        runs.sort_by_key(|run| run.start);
+        let long = |run: &&Run| length(run) == 20;
+        let [low, high] = [runs.iter().find(long), runs.iter().rfind(long)].map(Option::unwrap);
+        let short: Vec<Run> = (0..8).map(|_| alloc(4)).collect();
+        // SAFETY: the run is this test's, and is not used afterwards.
+        unsafe { arena::free_run(low.start) };
+        free(*high);
+        short.into_iter().for_each(free);
+        let next = alloc(20);
+        let is_same = next.start == high.start;
+        free(next);
+        runs.into_iter()
+            .filter(|run| length(run) == 1)
+            .for_each(free);
+        memory::trim();
+        is_same
+    };
+    // Some calls give a block to the arena in any case, and the thread's index may change.
+    assert!((0..10).any(serves_again));
+}
+
+/// Two CPUs keep blocks, each less than the limit. On a backend that does not tell CPUs apart,
+/// they keep them together.
+#[test]
+fn the_limit_on_dirty_memory_binds_all_cpus_together() {
+    let _alone = alone();
+    memory::set_dirty_limit(Some(6 << 20));
+    let (ready, over) = (Barrier::new(2), AtomicBool::new(false));
+    let runs = || [20; 4].map(alloc);
+    let is_freed = AtomicBool::new(false);
+    scope(|scope| {
+        scope.spawn(|| {
+            let runs = runs();
+            ready.wait();
+            runs.into_iter().for_each(free);
+            is_freed.store(true, Relaxed);
+            // A thread that sleeps may lose its index to the other one.
+            while !over.load(Relaxed) {}
+        });
+        scope.spawn(|| {
+            let runs = runs();
+            ready.wait();
+            while !is_freed.load(Relaxed) {}
+            runs.into_iter().for_each(free);
+            over.store(true, Relaxed);
+        });
+    });
+    let dirty = memory::dirty();
+    memory::set_dirty_limit(None);
+    assert!(dirty <= 6 * MIB, "{dirty}");
 }
 
 /// Threads allocate and free blocks of few lengths, and write to them, while another one trims.
