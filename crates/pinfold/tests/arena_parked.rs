@@ -6,6 +6,7 @@ use pinfold::memory;
 use pinfold::shepherd::Shepherd;
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;
+use std::hint::spin_loop;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Barrier, Mutex, MutexGuard};
@@ -231,12 +232,16 @@ fn the_limit_on_dirty_memory_binds_all_cpus_together() {
             runs.into_iter().for_each(free);
             is_freed.store(true, Relaxed);
             // A thread that sleeps may lose its index to the other one.
-            while !over.load(Relaxed) {}
+            while !over.load(Relaxed) {
+                spin_loop();
+            }
         });
         scope.spawn(|| {
             let runs = runs();
             ready.wait();
-            while !is_freed.load(Relaxed) {}
+            while !is_freed.load(Relaxed) {
+                spin_loop();
+            }
             runs.into_iter().for_each(free);
             over.store(true, Relaxed);
         });
