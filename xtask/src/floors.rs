@@ -66,7 +66,7 @@ pub static FLOORS: [Floors; 4] = [
             &["realloc"],
             &["entry", "scope", "sizes"],
             &["start", "sampled"],
-            &["sampling", "plain"],
+            &["sampling", "plain", "lost"],
             &["gate", "blocks", "counted"],
             &["mode"],
         ],

@@ -10,12 +10,17 @@ mod texts;
 use program::{Program, ROLE, RUN, eventually, in_role};
 use serde_json::Value;
 use served::Server;
+use std::cell::Cell;
 use std::fs;
 use std::hint::black_box;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::ptr::null_mut;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering::Relaxed;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use texts::assert_has;
@@ -59,6 +64,63 @@ fn leaks() {
     }
 }
 
+/// Where [`reaches_and_loses`] keeps what it can still reach.
+static REACHED: Mutex<Option<Chain>> = Mutex::new(None);
+static INSIDE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+thread_local! {
+    static OF_THREAD: Cell<*mut u8> = const { Cell::new(null_mut()) };
+}
+
+/// A list of blocks, each of which has the only pointer to the next.
+struct Chain {
+    _next: Option<Box<Chain>>,
+    _content: [u8; 1000],
+}
+
+/// Returns a list of `length` blocks of 1,008 bytes, and a block.
+#[inline(never)]
+fn chain(length: usize) -> Chain {
+    let mut first = Chain {
+        _next: None,
+        _content: [1; 1000],
+    };
+    for _ in 0..length {
+        first = Chain {
+            _next: Some(black_box(Box::new(first))),
+            _content: [1; 1000],
+        };
+    }
+    first
+}
+
+#[inline(never)]
+fn reaches() {
+    *REACHED.lock().unwrap() = Some(chain(100));
+    // A pointer into a block, and one in thread-local data.
+    let block = Box::leak(black_box(vec![1_u8; 7000]).into_boxed_slice());
+    black_box(&INSIDE).store(&raw mut block[3000], Relaxed);
+    let block = Box::leak(black_box(vec![1_u8; 9000]).into_boxed_slice());
+    OF_THREAD.with(|of_thread| black_box(of_thread).set(block.as_mut_ptr()));
+}
+
+#[inline(never)]
+fn loses() {
+    std::mem::forget(black_box(chain(50)));
+    // Two blocks that lead to each other, and to nothing else.
+    for _ in 0..20 {
+        let both = [0, 1].map(|_| Box::leak(black_box(Box::new([null_mut::<u8>(); 500]))));
+        let [one, other] = both;
+        one[7] = (&raw mut *other).cast();
+        other[9] = (&raw mut *one).cast();
+    }
+}
+
+/// Overwrites what calls before have left on the stack.
+#[inline(never)]
+fn clear_stack() {
+    black_box([0_u8; 64 << 10]);
+}
+
 /// Does what the environment asks for. Does nothing as a test.
 #[test]
 fn role() {
@@ -67,6 +129,13 @@ fn role() {
     };
     if role == "leaks" {
         return leaks();
+    }
+    if role == "reaches and loses" {
+        reaches();
+        loses();
+        clear_stack();
+        // SAFETY: no other thread of this process uses what `exit` ends.
+        unsafe { libc::exit(0) };
     }
     if role == "leaks and aborts" {
         leaks();
@@ -354,6 +423,46 @@ fn leaks_are_exact_on_request_and_near_otherwise() {
     let ratio = leaked(&sampled) as f64 / LEAKED as f64;
     // The standard deviation is 4 %.
     assert!((0.75..1.25).contains(&ratio), "{ratio} {sampled}");
+}
+
+/// Returns the bytes and the blocks of each stack in a report of leaks that is of this kind and has
+/// this function.
+fn stacks_of(report: &str, kind: &str, function: &str) -> Vec<(f64, u64)> {
+    let stacks = report.split("from:\n    ").collect::<Vec<_>>();
+    let heads = stacks.windows(2).filter(|pair| {
+        let frames = pair[1]
+            .lines()
+            .take_while(|line| !line.contains(" blocks, "));
+        pair[0].ends_with(&format!("{kind}, "))
+            && frames.into_iter().any(|line| line.contains(function))
+    });
+    let heads = heads.map(|pair| pair[0].lines().last().unwrap());
+    let sizes = heads.map(|head| {
+        let words: Vec<&str> = head.split(' ').collect();
+        let unit = if words[1] == "KiB" { 1024.0 } else { 1.0 };
+        (
+            words[0].parse::<f64>().unwrap() * unit,
+            words[4].parse().unwrap(),
+        )
+    });
+    sizes.collect()
+}
+
+#[test]
+fn lost_blocks_are_told_from_those_that_pointers_lead_to() {
+    let mut command = run(&["--leaks=exact"], "reaches and loses");
+    let report = output(command.env_remove("PINFOLD_HEAP")).stderr;
+    let report = String::from_utf8(report).unwrap();
+    let blocks = |kind, function| -> u64 {
+        stacks_of(&report, kind, function)
+            .iter()
+            .map(|(_, blocks)| blocks)
+            .sum()
+    };
+    assert_eq!(blocks("reachable", "heap::reaches"), 102, "{report}");
+    assert_eq!(blocks("lost", "heap::reaches"), 0, "{report}");
+    assert_eq!(blocks("lost", "heap::loses"), 90, "{report}");
+    assert_eq!(blocks("reachable", "heap::loses"), 0, "{report}");
 }
 
 #[test]

@@ -17,7 +17,7 @@
 
 use core::ffi::CStr;
 pub use pinfold::internal::heap::sampling::VARIABLE;
-use pinfold::internal::heap::{self, sampling};
+use pinfold::internal::heap::{self, lost, sampling};
 use pinfold::internal::profile;
 #[doc(hidden)]
 pub use pinfold::internal::profile::forbid_walks;
@@ -104,9 +104,10 @@ pub(crate) fn start_as_asked() {
     }
 }
 
-/// Writes the profile to the file that the environment names.
+/// Writes the profile to the file that the environment names, at the end of the process.
 pub(crate) fn write_as_asked() {
-    if profile::has_records() {
+    if profile::has_records() && env::is_set(FILE_VARIABLE) {
+        lost::look();
         dump::write_as_asked();
     }
 }

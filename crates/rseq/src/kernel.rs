@@ -55,6 +55,14 @@ pub fn read(file: c_int, to: &mut [u8]) -> Answer<usize> {
     unsafe { syscall(libc::SYS_read, arguments) }
 }
 
+/// Reads from a file at `offset`, and keeps the file's position. Returns the number of bytes, 0 at
+/// the end of the file.
+pub fn read_at(file: c_int, to: &mut [u8], offset: usize) -> Answer<usize> {
+    let arguments = [file as usize, to.as_mut_ptr() as usize, to.len(), offset];
+    // SAFETY: `to` is writable for its length.
+    unsafe { syscall(libc::SYS_pread64, arguments) }
+}
+
 /// Writes to a file. Returns the number of bytes.
 pub fn write(file: c_int, bytes: &[u8]) -> Answer<usize> {
     // SAFETY: `bytes` is readable for its length.

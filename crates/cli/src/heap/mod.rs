@@ -244,6 +244,7 @@ pub fn pprof_of_process(pid: u32, patience: Patience) -> Result<Vec<u8>> {
 
 /// What a program left in use when it ended.
 pub struct Leaks {
+    /// The bytes that are lost, if the program has looked for lost blocks, or else all.
     pub bytes: f64,
     /// The report, by call stack.
     pub text: String,
@@ -264,11 +265,19 @@ pub fn leaks_without_exit(kept: &Kept) -> Result<Leaks> {
 }
 
 fn leaks_of(profile: &Profile) -> Leaks {
-    let summary = report::summary(profile, What::InUse);
-    Leaks {
-        bytes: profile.totals().bytes,
-        text: summary + &report::stacks(profile, What::InUse, 10),
+    let mut text = report::summary(profile, What::InUse);
+    let (bytes, kinds) = match profile.has_looked {
+        true => {
+            text += &report::lost(profile);
+            let kinds = &[What::Lost, What::Reachable][..];
+            (profile.totals().lost_bytes, kinds)
+        }
+        false => (profile.totals().bytes, &[What::InUse][..]),
+    };
+    for kind in kinds {
+        text += &report::stacks(profile, *kind, 10);
     }
+    Leaks { bytes, text }
 }
 
 fn dump(args: &DumpArgs) -> Result<ExitCode> {

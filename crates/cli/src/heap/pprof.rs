@@ -295,6 +295,7 @@ pub fn decode(bytes: &[u8]) -> Result<Profile> {
                 allocated_bytes: value(1),
                 objects: value(2),
                 bytes: value(3),
+                ..Values::default()
             },
         }
     });
@@ -304,6 +305,7 @@ pub fn decode(bytes: &[u8]) -> Result<Profile> {
     };
     let [samples, all_samples, dropped] = numbers(&comment(1));
     Ok(Profile {
+        has_looked: false,
         title: comment(0),
         samples,
         all_samples,

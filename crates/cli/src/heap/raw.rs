@@ -26,6 +26,8 @@ pub struct Row {
     pub bytes: f64,
     pub freed_objects: f64,
     pub freed_bytes: f64,
+    pub lost_objects: f64,
+    pub lost_bytes: f64,
 }
 
 /// A heap profile without names.
@@ -36,6 +38,8 @@ pub struct Raw {
     /// The mean bytes from one sample to the next.
     pub interval: u64,
     pub dropped: u64,
+    /// Whether the process has looked for lost blocks, at its end.
+    pub has_looked: bool,
     pub rows: Vec<Row>,
     /// The process's executable mappings of files, by their addresses. None overlaps another.
     pub mappings: Vec<Mapping>,
@@ -117,6 +121,7 @@ impl Raw {
             program,
             interval: word(bytes, offset_of!(Head, interval)).unwrap_or(0).max(1),
             dropped: word(bytes, offset_of!(Head, dropped)).unwrap_or(0),
+            has_looked: half(offset_of!(Head, looked)) == 1,
             rows,
             mappings,
             subject: Subject::own_file(),
@@ -269,6 +274,8 @@ fn row(bytes: &[u8]) -> Option<Row> {
         bytes: count(offset_of!(Record, bytes))?,
         freed_objects: count(offset_of!(Record, freed_objects))? / one,
         freed_bytes: count(offset_of!(Record, freed_bytes))?,
+        lost_objects: count(offset_of!(Record, lost_objects))? / one,
+        lost_bytes: count(offset_of!(Record, lost_bytes))?,
     })
 }
 

@@ -12,26 +12,38 @@ pub enum What {
     InUse,
     /// Everything that was ever allocated.
     Allocated,
+    /// What is in use and no pointer led to, when the process ended.
+    Lost,
+    /// What is in use and a pointer led to then.
+    Reachable,
 }
 
 impl What {
-    fn of<T>(self, in_use: T, allocated: T) -> T {
+    pub fn bytes(self, values: &Values) -> f64 {
         match self {
-            What::InUse => in_use,
-            What::Allocated => allocated,
+            What::InUse => values.bytes,
+            What::Allocated => values.allocated_bytes,
+            What::Lost => values.lost_bytes,
+            What::Reachable => values.bytes - values.lost_bytes,
         }
     }
 
-    pub fn bytes(self, values: &Values) -> f64 {
-        self.of(values.bytes, values.allocated_bytes)
-    }
-
     pub fn objects(self, values: &Values) -> f64 {
-        self.of(values.objects, values.allocated_objects)
+        match self {
+            What::InUse => values.objects,
+            What::Allocated => values.allocated_objects,
+            What::Lost => values.lost_objects,
+            What::Reachable => values.objects - values.lost_objects,
+        }
     }
 
     pub fn word(self) -> &'static str {
-        self.of("in use", "allocated")
+        match self {
+            What::InUse => "in use",
+            What::Allocated => "allocated",
+            What::Lost => "lost",
+            What::Reachable => "reachable",
+        }
     }
 }
 
@@ -59,15 +71,38 @@ fn rounded(n: f64, digits: usize) -> String {
     }
 }
 
+fn blocks(objects: f64) -> String {
+    match rounded(objects, 0) {
+        one if one == "1" => "1 block".to_owned(),
+        more => format!("{more} blocks"),
+    }
+}
+
+/// Returns a line that tells lost blocks from reachable ones.
+pub fn lost(profile: &Profile) -> String {
+    let totals = profile.totals();
+    let sum = |what: What| {
+        let (bytes, blocks) = (bytes(what.bytes(&totals)), blocks(what.objects(&totals)));
+        format!("{}: {bytes}, in {blocks}", what.word())
+    };
+    let mut line = Lines::default();
+    line.add(format_args!(
+        "{}; {}",
+        sum(What::Lost),
+        sum(What::Reachable)
+    ));
+    line.to_string()
+}
+
 /// Returns the line that sums the profile up.
 pub fn summary(profile: &Profile, what: What) -> String {
     let totals = profile.totals();
-    let samples = what.of(profile.samples, profile.all_samples);
-    let (all, objects) = (what.bytes(&totals), what.objects(&totals));
-    let blocks = match rounded(objects, 0) {
-        one if one == "1" => "1 block".to_owned(),
-        more => format!("{more} blocks"),
+    let samples = match what {
+        What::Allocated => profile.all_samples,
+        _ => profile.samples,
     };
+    let (all, objects) = (what.bytes(&totals), what.objects(&totals));
+    let blocks = blocks(objects);
     // Each sample stands for one block, and no sample was dropped.
     let is_exact =
         profile.interval == 1 && profile.dropped == 0 && (objects - samples as f64).abs() < 0.5;
@@ -89,7 +124,10 @@ pub fn summary(profile: &Profile, what: What) -> String {
         ),
     });
     if let Some((_, old_in_use, old_all)) = &profile.older {
-        let old = what.of(old_in_use, old_all);
+        let old = match what {
+            What::Allocated => old_all,
+            _ => old_in_use,
+        };
         lines.add(format_args!(
             "estimated from {samples} and {old} samples, lately one in {}",
             bytes(profile.interval as f64)

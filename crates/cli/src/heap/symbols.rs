@@ -44,6 +44,9 @@ pub struct Values {
     pub allocated_bytes: f64,
     pub objects: f64,
     pub bytes: f64,
+    /// The part of `objects` and `bytes` to which no pointer of the process led at its end.
+    pub lost_objects: f64,
+    pub lost_bytes: f64,
 }
 
 impl Values {
@@ -52,6 +55,8 @@ impl Values {
         self.allocated_bytes += times * other.allocated_bytes;
         self.objects += times * other.objects;
         self.bytes += times * other.bytes;
+        self.lost_objects += times * other.lost_objects;
+        self.lost_bytes += times * other.lost_bytes;
     }
 
     /// Returns whether all values are 0, but for rounding.
@@ -80,6 +85,8 @@ pub struct Profile {
     pub title: String,
     pub interval: u64,
     pub dropped: u64,
+    /// Whether the process has looked for lost blocks, at its end.
+    pub has_looked: bool,
     /// How many samples are in use.
     pub samples: u64,
     /// How many samples were taken.
@@ -212,6 +219,7 @@ impl Profile {
             title: format!("{program}(process {})", raw.pid),
             interval: raw.interval,
             dropped: raw.dropped,
+            has_looked: raw.has_looked,
             samples: sum(&|row| row.samples.saturating_sub(row.freed_samples)),
             all_samples: sum(&|row| row.samples),
             time_ns: raw.time_ns,
@@ -354,13 +362,19 @@ fn stack(row: &Row, addresses: &[u64], locations: &[Location], mappings: &[Mappi
         .count();
     // A call stack of the allocator alone keeps its outermost frame.
     let kept = all[own.min(all.len() - 1)..].to_vec();
+    let (objects, bytes) = (
+        (row.objects - row.freed_objects).max(0.0),
+        (row.bytes - row.freed_bytes).max(0.0),
+    );
     Stack {
         locations: kept,
         values: Values {
             allocated_objects: row.objects,
             allocated_bytes: row.bytes,
-            objects: (row.objects - row.freed_objects).max(0.0),
-            bytes: (row.bytes - row.freed_bytes).max(0.0),
+            objects,
+            bytes,
+            lost_objects: row.lost_objects.min(objects),
+            lost_bytes: row.lost_bytes.min(bytes),
         },
     }
 }

@@ -96,12 +96,14 @@ pub struct Args {
     /// This turns the heap profile on. `sampled` records one allocation in 4 KiB, unless --heap or
     /// PINFOLD_HEAP says otherwise, and prints how far the figures may be off. `exact` records each
     /// allocation, as long as fewer than 131,072 blocks are in use, and takes about 3 microseconds
-    /// for each.
+    /// for each. It also tells lost blocks from those to which a pointer leads when the program
+    /// calls `exit`.
     #[arg(long, value_name = "HOW", num_args = 0..=1, require_equals = true, default_missing_value = "sampled", value_parser = ["sampled", "exact"])]
     leaks: Option<String>,
 
     /// With --leaks, end with this status if a process has not freed more than --leaks-above
     ///
+    /// Blocks to which a pointer leads do not count, where --leaks=exact can tell.
     /// It replaces the program's own status, unless a signal ended the program that is not SIGTERM,
     /// SIGINT or SIGHUP. It is also given if no process left a profile, or one that cannot be read.
     /// A program that cannot run on Pinfold is not started.

@@ -9,8 +9,8 @@ use crate::sys;
 use core::alloc::Layout;
 use core::cell::UnsafeCell;
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Bytes asked from the system at a time.
 const CHUNK: usize = 256 << 10;
@@ -53,7 +53,7 @@ pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
     let page = sys::page_size();
     if layout.size() >= CHUNK / 4 || layout.align() > page {
         let size = layout.size().next_multiple_of(page);
-        return sys::map_aligned(size, layout.align()).inspect(|_| mapped(size));
+        return sys::map_aligned(size, layout.align()).inspect(|at| note(at.as_ptr(), size));
     }
     let mut chunk = CHUNK_IN_USE.lock_or_divert_inside()?;
     let fits = |chunk: &Chunk| {
@@ -64,7 +64,7 @@ pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
         Some(start) => start,
         None => {
             let fresh = sys::map_memory(CHUNK)?.as_ptr();
-            mapped(CHUNK);
+            note(fresh, CHUNK);
             *chunk = Chunk {
                 next: fresh,
                 end: fresh.wrapping_add(CHUNK),
@@ -78,6 +78,42 @@ pub(crate) fn alloc(layout: Layout) -> Option<NonNull<u8>> {
 
 /// The bytes mapped for the allocator's own structures, without the CPUs' units of counters.
 static MAPPED: AtomicU64 = AtomicU64::new(0);
+
+/// A mapping of this module's.
+struct Mapping {
+    start: AtomicUsize,
+    size: AtomicUsize,
+}
+
+/// The mappings, and how many there are. There may be more than the table has room for.
+static MAPPINGS: [Mapping; 1024] = [const {
+    Mapping {
+        start: AtomicUsize::new(0),
+        size: AtomicUsize::new(0),
+    }
+}; 1024];
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts a new mapping, and enters it into the table.
+fn note(start: *mut u8, size: usize) {
+    mapped(size);
+    // Relaxed: a reader may miss what other threads have just mapped.
+    if let Some(mapping) = MAPPINGS.get(COUNT.fetch_add(1, Relaxed)) {
+        mapping.start.store(start as usize, Relaxed);
+        mapping.size.store(size, Relaxed);
+    }
+}
+
+/// Returns whether `address` lies in memory for the allocator's own structures. Returns `None` if
+/// that is not known, because there are too many mappings. Reads the whole table.
+pub fn is_metadata(address: usize) -> Option<bool> {
+    let mappings = MAPPINGS.get(..COUNT.load(Relaxed))?;
+    let first = FIRST.0.get() as usize;
+    let is_inside = |start: usize, size| address.wrapping_sub(start) < size;
+    let is_mapped =
+        |mapping: &Mapping| is_inside(mapping.start.load(Relaxed), mapping.size.load(Relaxed));
+    Some(is_inside(first, FIRST_SIZE) || mappings.iter().any(is_mapped))
+}
 
 /// Counts `bytes` that were mapped for the allocator's own structures.
 pub(super) fn mapped(bytes: usize) {

@@ -92,7 +92,7 @@ pub use large::{
     COLOURED, COLOURED_ALIGN, alloc_block_run, block_of_run, free_block_run, granules_for,
     least_of_coloured, offset_in_run, run_at, size_in_run,
 };
-pub(crate) use metadata::alloc as alloc_metadata;
+pub(crate) use metadata::{alloc as alloc_metadata, is_metadata};
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};
 pub(crate) use numa::{NodeRequest, for_each_item};
 pub(crate) use purge::purge_all_aged;

@@ -21,7 +21,7 @@
 //! | resizing | `realloc` |
 //! | the entry points; blocks of heaps; sizes | `entry`, `scope`, `sizes` |
 //! | the first call; unusual blocks | `start`; `sampled` |
-//! | when samples are taken; plain blocks | `sampling`; `plain` |
+//! | when samples are taken; plain blocks; lost blocks | `sampling`; `plain`; `lost` |
 //! | fast paths; facts and counts of blocks | `gate`; `blocks`, `counted` |
 //! | the words | `mode` |
 
@@ -29,6 +29,7 @@ mod blocks;
 mod counted;
 mod entry;
 mod gate;
+pub mod lost;
 mod mode;
 mod plain;
 mod realloc;

@@ -31,6 +31,19 @@ struct Entry {
     bytes: AtomicU64,
 }
 
+impl Entry {
+    fn sample(&self) -> Lifted {
+        Lifted {
+            record: self.record.load(Relaxed),
+            size: self.size.load(Relaxed),
+            counts: Counts {
+                objects: self.objects.load(Relaxed),
+                bytes: self.bytes.load(Relaxed),
+            },
+        }
+    }
+}
+
 /// The first entry. Null before the profile was on.
 static TABLE: AtomicPtr<Entry> = AtomicPtr::new(null_mut());
 
@@ -84,18 +97,32 @@ pub(super) fn insert(block: *mut u8, sample: Lifted) -> bool {
     false
 }
 
+/// Calls `f` with each block in the table, and with its sample. A block that another thread enters
+/// or removes meanwhile may be left out, or have the sample of a later block.
+pub(super) fn for_each(mut f: impl FnMut(usize, Lifted)) {
+    let table = TABLE.load(Acquire);
+    for nth in 0..if table.is_null() { 0 } else { ENTRIES } {
+        // SAFETY: as in `window`.
+        let entry = unsafe { &*table.add(nth) };
+        // Acquire pairs with the release in `insert`.
+        match entry.address.load(Acquire) {
+            0 | BUSY => {}
+            block => f(block, entry.sample()),
+        }
+    }
+}
+
+/// Returns whether `address` lies in the table.
+pub(super) fn holds(address: usize) -> bool {
+    let start = TABLE.load(Relaxed) as usize;
+    start != 0 && address.wrapping_sub(start) < ENTRIES * size_of::<Entry>()
+}
+
 /// Removes a block, and returns its sample. Returns `None` if the block has no entry.
 pub(super) fn remove(block: *mut u8) -> Option<Lifted> {
     // Acquire pairs with the release in `insert`: the owner of the block sees the fields.
     let entry = window(block).find(|entry| entry.address.load(Acquire) == block as usize)?;
-    let sample = Lifted {
-        record: entry.record.load(Relaxed),
-        size: entry.size.load(Relaxed),
-        counts: Counts {
-            objects: entry.objects.load(Relaxed),
-            bytes: entry.bytes.load(Relaxed),
-        },
-    };
+    let sample = entry.sample();
     // Release pairs with the acquire in `insert`.
     entry.address.store(0, Release);
     Some(sample)

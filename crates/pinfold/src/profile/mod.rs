@@ -282,6 +282,55 @@ pub fn in_child(pid: u32) {
     }
 }
 
+/// A sampled block in use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InUse {
+    pub start: usize,
+    pub size: usize,
+    record: u32,
+    counts: Counts,
+}
+
+/// Calls `f` with the sampled blocks in use. Reads the whole table of blocks. A block that another
+/// thread allocates or frees meanwhile may be missing.
+pub(crate) fn for_each_in_use(mut f: impl FnMut(InUse)) {
+    blocks::for_each(
+        |start,
+         Lifted {
+             record,
+             size,
+             counts,
+         }| {
+            f(InUse {
+                start,
+                size,
+                record,
+                counts,
+            });
+        },
+    );
+}
+
+/// Returns whether each allocation is sampled now, and no sample was dropped.
+pub(crate) fn is_exact() -> bool {
+    is(RECORDS) && countdown::interval() <= 1 && records::totals().dropped == 0
+}
+
+/// Returns whether `address` lies in this module's private memory.
+pub(crate) fn holds(address: usize) -> bool {
+    blocks::holds(address) || walk::holds(address)
+}
+
+/// Notes that a block is lost.
+pub(crate) fn lost(block: &InUse) {
+    records::lost(block.record, block.counts);
+}
+
+/// Forgets which blocks were lost. Writes to the head whether lost blocks were looked for.
+pub(crate) fn note_look(is_done: bool) {
+    records::note_look(is_done);
+}
+
 /// Returns the sums over all call stacks. Reads every record.
 pub fn totals() -> Totals {
     records::totals()

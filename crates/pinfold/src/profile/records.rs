@@ -52,6 +52,8 @@ pub struct Head {
     pub record_bytes: AtomicU32,
     /// Whether allocations are sampled now: 1 or 0.
     pub active: AtomicU32,
+    /// Whether the process has looked for lost blocks: 1 or 0.
+    pub looked: AtomicU32,
 }
 
 /// A call stack, and the samples of its allocations.
@@ -74,6 +76,10 @@ pub struct Record {
     pub freed_objects: AtomicU64,
     /// The part of `bytes` that was freed.
     pub freed_bytes: AtomicU64,
+    /// The part of `objects` that was lost when the process looked for lost blocks.
+    pub lost_objects: AtomicU64,
+    /// The part of `bytes` that was lost then.
+    pub lost_bytes: AtomicU64,
     /// The return addresses of the call stack, innermost first. The innermost are the allocator's
     /// own.
     pub frames: [AtomicU64; FRAMES],
@@ -285,6 +291,28 @@ pub(super) fn take(nth: u32, counts: Counts) {
         record.freed_samples.fetch_add(1, Relaxed);
         record.freed_objects.fetch_add(counts.objects, Relaxed);
         record.freed_bytes.fetch_add(counts.bytes, Relaxed);
+    }
+}
+
+/// Notes that a sampled block is lost.
+pub(super) fn lost(nth: u32, counts: Counts) {
+    if let Some(record) = record(nth) {
+        record.lost_objects.fetch_add(counts.objects, Relaxed);
+        record.lost_bytes.fetch_add(counts.bytes, Relaxed);
+    }
+}
+
+/// Forgets which blocks were lost. Writes to the head whether the process has looked for them.
+pub(super) fn note_look(is_done: bool) {
+    if let Some(head) = head() {
+        for record in (0..USED.load(Relaxed))
+            .filter_map(record)
+            .filter(|_| !is_done)
+        {
+            record.lost_objects.store(0, Relaxed);
+            record.lost_bytes.store(0, Relaxed);
+        }
+        head.looked.store(u32::from(is_done), Relaxed);
     }
 }
 

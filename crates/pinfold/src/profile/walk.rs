@@ -109,6 +109,12 @@ pub(crate) fn prepare() -> bool {
     STATE.load(Relaxed) == PREPARED
 }
 
+/// Returns whether `address` lies in the stacks on which call stacks are walked.
+pub(super) fn holds(address: usize) -> bool {
+    let start = STACKS.load(Relaxed);
+    start != 0 && address.wrapping_sub(start) < WALKERS * STACK
+}
+
 /// For [`callers`] and [`walk`]: leaves no frame out.
 pub(crate) const ALL: usize = 0;
 
