@@ -1,6 +1,6 @@
 //! `cargo xtask deb`: the Debian packages libpinfold0, libpinfold-dev and pinfold.
 
-use crate::install::{self, EXPORTS, LIBRARY, Layout, elf};
+use crate::install::{self, EXPORTS, LIBRARY, Layout, THIRD_PARTY, elf, licenses};
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -34,6 +34,17 @@ struct Package {
     needs_library: bool,
     summary: &'static str,
     description: &'static str,
+}
+
+impl Package {
+    /// Returns the members of the workspace of which its files are made.
+    fn members(&self) -> &'static [&'static str] {
+        match self.name {
+            "pinfold" => &["pinfold-cli", "pinfold-preload"],
+            "libpinfold0" => &["pinfold-preload"],
+            _ => &["pinfold-names"],
+        }
+    }
 }
 
 const PACKAGES: [Package; 3] = [
@@ -217,6 +228,9 @@ impl Build<'_> {
         let folder = usr.join("doc").join(package.name);
         fs::create_dir_all(&folder)?;
         fs::write(folder.join("copyright"), copyright(package)?)?;
+        let texts = folder.join(THIRD_PARTY);
+        let crates = licenses::crates(package.members())?;
+        fs::write(&texts, licenses::third_party(&crates)?)?;
         let date = said(
             Command::new("date")
                 .args(["-u", "-R", "-d"])
@@ -231,7 +245,7 @@ impl Build<'_> {
             self.args.maintainer
         );
         fs::write(&changelog, text)?;
-        let mut files = vec![changelog];
+        let mut files = vec![changelog, texts];
         if let Ok(pages) = fs::read_dir(usr.join("man/man1")) {
             for page in pages {
                 files.push(page?.path());
@@ -330,38 +344,18 @@ fn copyright(package: &Package) -> Result<String> {
     let (holder, terms) = mit
         .split_once("\n\n")
         .context("LICENSE-MIT has no holder")?;
-    let member = if package.name == "pinfold" {
-        "pinfold-cli"
-    } else {
-        "pinfold-names"
-    };
-    let mut crates: Vec<String> = said(
-        Command::new(env!("CARGO"))
-            .args([
-                "tree",
-                "--package",
-                member,
-                "--edges",
-                "normal,no-proc-macro",
-            ])
-            .args(["--prefix", "none", "--format", "{p}: {l}"]),
-    )?
-    .lines()
-    .map(|line| line.replace(" (*)", ""))
-    .filter(|line| !line.contains('/') || !line.starts_with("pinfold"))
-    .collect();
-    crates.sort();
-    crates.dedup();
+    let crates = licenses::crates(package.members())?;
+    let titles: Vec<&str> = crates.iter().map(|each| each.title.as_str()).collect();
     Ok(format!(
         "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\
          Upstream-Name: pinfold\n\
          Comment: The files contain these crates and parts of Rust's standard library, under\n \
-         the licenses that follow each crate's name.\n{}\n\
+         the licenses that follow each crate's name. {THIRD_PARTY} has their texts.\n{}\n\
          Files: *\nCopyright: {}\nLicense: Expat or Apache-2.0\n\n\
          License: Expat\n{}\n\
          License: Apache-2.0\n On Debian systems, the text is in \
          /usr/share/common-licenses/Apache-2.0.\n",
-        indented(&crates.join("\n")),
+        indented(&titles.join("\n")),
         holder.trim_start_matches("Copyright (c) "),
         indented(terms)
     ))

@@ -6,6 +6,7 @@
 
 mod archive;
 pub mod elf;
+pub mod licenses;
 mod texts;
 
 use anyhow::{Context, Result, bail};
@@ -83,6 +84,10 @@ const DEBUG: &str = "lib/debug";
 /// The folder with the licenses, and with the list of the installed files.
 const OWN: &str = "share/doc/pinfold";
 pub const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
+/// The file with the licenses of the crates that the installed files contain.
+pub const THIRD_PARTY: &str = "THIRD-PARTY";
+/// The members of the workspace of which the installed files are made.
+pub const MEMBERS: [&str; 3] = ["pinfold-cli", "pinfold-preload", "pinfold-names"];
 const LIST: &str = "share/doc/pinfold/files";
 
 fn absolute(folder: &str) -> Result<PathBuf> {
@@ -183,6 +188,8 @@ pub fn install(built: &Built, layout: &Layout, to: &Path) -> Result<Tree> {
     for license in LICENSES {
         tree.copy(Path::new(license), &format!("{OWN}/{license}"), 0o644)?;
     }
+    let texts = licenses::third_party(&licenses::crates(&MEMBERS)?)?;
+    tree.write(&format!("{OWN}/{THIRD_PARTY}"), &texts)?;
     let pkg_config = format!("{libdir}/pkgconfig/pinfold.pc");
     tree.write(&pkg_config, &texts::pkg_config(layout))?;
     for (name, text) in texts::cmake(layout) {

@@ -1,6 +1,6 @@
 //! `cargo xtask wheel`: a Python package with the command and the library.
 
-use crate::install::{self, LIBRARY, LICENSES, elf};
+use crate::install::{self, LIBRARY, LICENSES, MEMBERS, THIRD_PARTY, elf, licenses};
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -78,5 +78,7 @@ fn describe(folder: &Path, tag: &str) -> Result<()> {
     for license in LICENSES {
         fs::copy(license, folder.join(license)).context(license)?;
     }
+    let texts = licenses::third_party(&licenses::crates(&MEMBERS)?)?;
+    fs::write(folder.join(THIRD_PARTY), texts)?;
     Ok(())
 }

@@ -36,6 +36,45 @@ struct Block {
     next: u32,
 }
 
+/// Which pages the process has touched, by `/proc/self/pagemap`. A program may map far more memory
+/// than it uses.
+struct Touched {
+    file: Answer<i32>,
+    /// What the kernel says of the pages with these numbers: a word for each.
+    pages: Range<usize>,
+    words: [u8; PIECE],
+}
+
+impl Touched {
+    fn open() -> Touched {
+        Touched {
+            file: kernel::open(c"/proc/self/pagemap", libc::O_RDONLY | libc::O_CLOEXEC, 0),
+            pages: 0..0,
+            words: [0; PIECE],
+        }
+    }
+
+    /// Returns whether the page of `address` was touched, or true if that is not known.
+    fn has(&mut self, address: usize) -> bool {
+        let page = address / sys::page_size();
+        if !self.pages.contains(&page)
+            && let Ok(file) = self.file
+        {
+            let got = kernel::read_at(file, &mut self.words, 8 * page).unwrap_or(0);
+            self.pages = page..page + got / 8;
+        }
+        let word = self.words[8 * page.wrapping_sub(self.pages.start) % PIECE..].first_chunk();
+        // The two highest bits tell whether the page is in memory or in swap space.
+        !self.pages.contains(&page) || word.is_none_or(|word| u64::from_ne_bytes(*word) >> 62 != 0)
+    }
+}
+
+impl Drop for Touched {
+    fn drop(&mut self) {
+        let _ = self.file.map(kernel::close);
+    }
+}
+
 /// The blocks in use, by address.
 struct Blocks {
     blocks: &'static mut [Block],
@@ -105,8 +144,10 @@ impl Blocks {
     /// this thread's stack begin.
     fn read_mappings(&mut self, stack: usize) -> Option<()> {
         let mut known = Some(());
+        let mut touched = Touched::open();
         for_each_mapping(|mapping| {
-            for page in mapping.clone().step_by(PIECE) {
+            let pages = mapping.clone().step_by(PIECE);
+            for page in pages.filter(|page| touched.has(*page)) {
                 let start = match mapping.contains(&stack) {
                     true => page.max(stack).min(page + PIECE),
                     false => page,
