@@ -19,7 +19,7 @@ use syn::visit::{self, Visit};
 /// The name of a folder's own module: `mod.rs`, or `lib.rs`.
 const ROOT: &str = "mod";
 
-pub static FLOORS: [Floors; 4] = [
+pub static FLOORS: [Floors; 5] = [
     // The few items of lib.rs are on no floor: any module may use them.
     Floors {
         package: "malloc",
@@ -31,6 +31,16 @@ pub static FLOORS: [Floors; 4] = [
             &["changeable"],
             &["settings"],
             &["heap_profile", "guard", "background"],
+        ],
+    },
+    Floors {
+        package: "pprof",
+        folder: &["internal"],
+        wings: &[],
+        groups: &[
+            // The errors of reading stand in the folder's own module.
+            &["flame", "pprof", "profile", "raw", "elf"],
+            &["names", "maps", ROOT],
         ],
     },
     Floors {

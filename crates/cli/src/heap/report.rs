@@ -1,39 +1,9 @@
 //! A heap profile for people: the functions and call stacks that hold the most memory.
 
-use super::symbols::{Profile, Stack, Values, by_key};
 use crate::output::{Lines, Table};
 use pinfold_malloc::heap_profile::DEFAULT_INTERVAL;
+use pinfold_pprof::internal::profile::{Profile, Stack, Values, What, by_key};
 use std::collections::HashSet;
-
-/// What a report counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    /// What is allocated and not freed.
-    InUse,
-    /// Everything that was ever allocated.
-    Allocated,
-}
-
-impl What {
-    fn of<T>(self, in_use: T, allocated: T) -> T {
-        match self {
-            What::InUse => in_use,
-            What::Allocated => allocated,
-        }
-    }
-
-    pub fn bytes(self, values: &Values) -> f64 {
-        self.of(values.bytes, values.allocated_bytes)
-    }
-
-    pub fn objects(self, values: &Values) -> f64 {
-        self.of(values.objects, values.allocated_objects)
-    }
-
-    pub fn word(self) -> &'static str {
-        self.of("in use", "allocated")
-    }
-}
 
 /// Formats bytes, which may be negative in a difference.
 pub fn bytes(n: f64) -> String {
@@ -62,7 +32,7 @@ fn rounded(n: f64, digits: usize) -> String {
 /// Returns the line that sums the profile up.
 pub fn summary(profile: &Profile, what: What) -> String {
     let totals = profile.totals();
-    let samples = what.of(profile.samples, profile.all_samples);
+    let samples = what.samples(profile);
     let (all, objects) = (what.bytes(&totals), what.objects(&totals));
     let blocks = match rounded(objects, 0) {
         one if one == "1" => "1 block".to_owned(),
@@ -89,7 +59,10 @@ pub fn summary(profile: &Profile, what: What) -> String {
         ),
     });
     if let Some((_, old_in_use, old_all)) = &profile.older {
-        let old = what.of(old_in_use, old_all);
+        let old = match what {
+            What::InUse => old_in_use,
+            What::Allocated => old_all,
+        };
         lines.add(format_args!(
             "estimated from {samples} and {old} samples, lately one in {}",
             bytes(profile.interval as f64)
