@@ -30,7 +30,9 @@ pub static FLOORS: [Floors; 5] = [
             &["control"],
             &["changeable"],
             &["settings"],
-            &["heap_profile", "guard", "background"],
+            &["background"],
+            &["heap_dumps"],
+            &["heap_profile", "guard"],
         ],
     },
     Floors {
