@@ -1,8 +1,8 @@
 //! A file that a process has mapped as code, from which the names of functions are read.
 #![no_main]
 
-use command::fuzzing::elf::{self, Elf, Lines, Symbols};
 use libfuzzer_sys::fuzz_target;
+use pinfold_pprof::internal::elf::{self, Elf, Lines, Symbols};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
 use std::io::Write;

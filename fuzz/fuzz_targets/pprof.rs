@@ -2,11 +2,12 @@
 //! message before it is compressed: the fuzzer could not change a compressed one in small steps.
 #![no_main]
 
-use command::fuzzing::pprof;
-use command::fuzzing::report::{self, What};
+use command::fuzzing::report;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use libfuzzer_sys::fuzz_target;
+use pinfold_pprof::internal::pprof;
+use pinfold_pprof::internal::profile::What;
 use std::io::Write;
 
 fuzz_target!(|data: &[u8]| {
@@ -22,6 +23,6 @@ fuzz_target!(|data: &[u8]| {
         let _ = report::stacks(&profile, what, 5);
         let _ = report::json(&profile, what, 5).to_string();
     }
-    let again = pprof::decode(&pprof::encode(&profile).expect("a message")).expect("the same");
+    let again = pprof::decode(&pprof::encode(&profile)).expect("the same");
     profile.subtract(&again);
 });

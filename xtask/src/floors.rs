@@ -19,7 +19,7 @@ use syn::visit::{self, Visit};
 /// The name of a folder's own module: `mod.rs`, or `lib.rs`.
 const ROOT: &str = "mod";
 
-pub static FLOORS: [Floors; 4] = [
+pub static FLOORS: [Floors; 5] = [
     // The few items of lib.rs are on no floor: any module may use them.
     Floors {
         package: "malloc",
@@ -30,7 +30,19 @@ pub static FLOORS: [Floors; 4] = [
             &["control"],
             &["changeable"],
             &["settings"],
-            &["heap_profile", "guard", "background"],
+            &["background"],
+            &["heap_dumps"],
+            &["heap_profile", "guard"],
+        ],
+    },
+    Floors {
+        package: "pprof",
+        folder: &["internal"],
+        wings: &[],
+        groups: &[
+            // The errors of reading stand in the folder's own module.
+            &["flame", "pprof", "profile", "raw", "elf"],
+            &["names", "maps", ROOT],
         ],
     },
     Floors {

@@ -175,6 +175,14 @@ int pinfold_heap_stop(void);
 int pinfold_heap_write(const char *path);
 
 /*
+ * Writes the heap profile to an open file, a pipe or a socket, at its position. The descriptor must
+ * block. Returns as pinfold_heap_write does. A pipe without a reader raises SIGPIPE.
+ * `pinfold heap dump FILE -o heap.pb.gz` makes a profile for pprof of what was written, and
+ * `pinfold heap dump -` reads it from a pipe.
+ */
+int pinfold_heap_write_fd(int fd);
+
+/*
  * Guards some blocks of the malloc family from now on: an access beyond such a block or after its
  * free raises SIGSEGV, and writes a report on standard error first. One allocation in `interval`
  * bytes is sampled on average, from 1 to 2^40, unless a heap profile has its own interval. At most

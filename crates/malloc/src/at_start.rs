@@ -4,7 +4,7 @@
 //! environment asks for start. A thread may load the unwinder's library at this time, but not
 //! during an allocation.
 
-use crate::{control, guard, heap_profile};
+use crate::{control, guard, heap_dumps, heap_profile};
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
 use pinfold::internal::show;
@@ -33,6 +33,7 @@ extern "C" fn at_start() {
     show::serve_by(&control::SERVER);
     if !IS_IDLE.load(Relaxed) {
         heap_profile::start_as_asked();
+        heap_dumps::start_as_asked();
         guard::start_as_asked();
     }
 }

@@ -12,6 +12,8 @@
 //! | `on`, or milliseconds | one that the user asked for | one thread or more |
 //! | `off` | none | |
 //!
+//! Profiles at moments (`heap_dumps`) ask for a thread too, unless the variable says otherwise.
+//!
 //! The shepherd must end in time, for two reasons. The kernel lets only a process with one thread
 //! change its namespaces, so the automatic shepherd must be gone when the program has one thread. A
 //! process ends only when its last thread ends, so no shepherd may outlive the program's threads.
@@ -44,6 +46,7 @@
 //! | `BUSY` | the thread that wrote `BUSY`, after it started the shepherd or failed to | `ON` |
 //! | `BUSY` | the thread that wrote `BUSY`, after it stopped the shepherd | `OFF` |
 
+use crate::heap_dumps;
 use core::cell::UnsafeCell;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32};
@@ -162,7 +165,11 @@ static THREAD: Place = Place(UnsafeCell::new(None));
 /// start.
 pub fn library_loaded() {
     heap::ready();
-    let wish = pinfold_rseq::env::parsed(VARIABLE, parse).unwrap_or(Wish::Auto);
+    let wish = match pinfold_rseq::env::parsed(VARIABLE, parse) {
+        // Profiles are written by a thread that the user asked for.
+        None | Some(Wish::Auto) if heap_dumps::is_asked() => Wish::On(None),
+        wish => wish.unwrap_or(Wish::Auto),
+    };
     // SAFETY: the loader calls this once, before anything reads the settings.
     unsafe {
         *SETTINGS.wish.get() = wish;

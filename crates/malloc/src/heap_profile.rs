@@ -15,7 +15,7 @@
 //!
 //! `pinfold heap` reads the profile of a running process, and adds the names of functions.
 
-use core::ffi::CStr;
+use core::ffi::{CStr, c_int};
 pub use pinfold::internal::heap::sampling::VARIABLE;
 use pinfold::internal::heap::{self, lost, sampling};
 use pinfold::internal::profile;
@@ -97,6 +97,26 @@ pub fn write(path: &CStr) -> bool {
     profile::has_records() && dump::write(path).map_err(set_errno).is_ok()
 }
 
+/// Writes the profile to an open file, at the file's position: what [`write`](write()) writes to a
+/// path. A pipe or a socket will do, if it blocks.
+///
+/// Allocates nothing. Returns false if there was never a profile, or if the system refuses to write
+/// it; errno says why. A pipe without a reader raises SIGPIPE.
+///
+/// ```
+/// use pinfold_malloc::heap_profile;
+/// use std::os::fd::AsRawFd;
+///
+/// assert!(heap_profile::start(1 << 20));
+/// let file = tempfile::tempfile()?;
+/// assert!(heap_profile::write_to(file.as_raw_fd()));
+/// assert!(file.metadata()?.len() > 4096);
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn write_to(file: c_int) -> bool {
+    profile::has_records() && dump::fill(file).map_err(set_errno).is_ok()
+}
+
 /// Starts the profile if the environment asks for it.
 pub(crate) fn start_as_asked() {
     if let Some(interval) = env::parsed(VARIABLE, sampling::parse) {
@@ -112,14 +132,21 @@ pub(crate) fn write_as_asked() {
     }
 }
 
+pub(crate) use dump::PATH;
+
 mod dump {
     use super::{FILE_VARIABLE, env, profile};
     use core::ffi::CStr;
+    use core::mem::offset_of;
+    use core::ptr::slice_from_raw_parts;
+    use core::sync::atomic::AtomicU64;
+    use core::sync::atomic::Ordering::Relaxed;
     use pinfold::internal::decimal;
+    use pinfold::internal::profile::Head;
     use pinfold_rseq::kernel::{self, Answer};
 
     /// Bytes for the path of the file.
-    const PATH: usize = 1024;
+    pub(crate) const PATH: usize = 1024;
 
     pub(super) fn write_as_asked() {
         let mut path = [0u8; PATH];
@@ -181,13 +208,21 @@ mod dump {
     }
 
     /// Writes the profile and the mappings to `file`.
-    fn fill(file: i32) -> Answer<()> {
+    pub(super) fn fill(file: i32) -> Answer<()> {
+        const HEAD: usize = size_of::<Head>();
         let (bytes, used) = profile::bytes().ok_or(libc::ENODATA)?;
-        // SAFETY: the bytes stay mapped.
-        unsafe { write_all(file, bytes) }?;
-        // The copied head may count records that were begun during the copy, so it is corrected.
-        let at = core::mem::offset_of!(profile::Head, used);
-        kernel::write_at(file, &used.to_ne_bytes(), at)?;
+        let start = bytes.cast::<u8>();
+        let mut head = [0u8; HEAD];
+        for (at, word) in (0..).step_by(8).zip(head.as_chunks_mut().0) {
+            // SAFETY: the memory begins with a head, whose words are accessed as atomics.
+            *word = unsafe { (*start.add(at).cast::<AtomicU64>()).load(Relaxed) }.to_ne_bytes();
+        }
+        // The head may count records that are begun from now on.
+        let at = offset_of!(Head, used);
+        head[at..at + 4].copy_from_slice(&used.to_ne_bytes());
+        let rest = slice_from_raw_parts(start.wrapping_add(HEAD), bytes.len() - HEAD);
+        // SAFETY: the head is on this stack, and the rest stays mapped.
+        unsafe { write_all(file, &raw const head[..]).and_then(|()| write_all(file, rest)) }?;
         copy_mappings(file)
     }
 
@@ -229,11 +264,13 @@ mod dump {
         }
         let (mut at, mut left) = (bytes.cast::<u8>(), bytes.len());
         while left > 0 {
-            let rest = core::ptr::slice_from_raw_parts(at, left);
+            let rest = slice_from_raw_parts(at, left);
             // SAFETY: the caller promises the bytes.
-            match unsafe { kernel::write_from(file, rest) }? {
-                0 => return Err(libc::EIO),
-                done => (at, left) = (at.wrapping_add(done), left - done),
+            match unsafe { kernel::write_from(file, rest) } {
+                Ok(0) => return Err(libc::EIO),
+                Err(libc::EINTR) => {}
+                Err(error) => return Err(error),
+                Ok(done) => (at, left) = (at.wrapping_add(done), left - done),
             }
         }
         Ok(())

@@ -35,6 +35,7 @@ pub mod c;
 pub mod changeable;
 mod control;
 pub mod guard;
+mod heap_dumps;
 pub mod heap_profile;
 pub mod settings;
 

@@ -9,6 +9,7 @@
 
 pub use crate::background::VARIABLE as SHEPHERD;
 pub use crate::guard::VARIABLE as GUARD;
+pub use crate::heap_dumps::VARIABLE as HEAP_DUMP;
 pub use crate::heap_profile::FILE_VARIABLE as HEAP_FILE;
 pub use pinfold::internal::arena::{HUGE_PAGES_VARIABLE as THP, LIMIT_VARIABLE as MEMORY_LIMIT};
 pub use pinfold::internal::heap::SIZED_FREE;
@@ -40,7 +41,7 @@ fn parse_deepbind(value: &[u8]) -> Option<bool> {
     }
 }
 
-use crate::background;
+use crate::{background, heap_dumps};
 use core::fmt::{self, Write};
 use core::str::{FromStr, from_utf8};
 use pinfold::internal::arena::{HugePages, Limit};
@@ -86,7 +87,7 @@ pub(crate) fn parsed<T: FromStr>(value: &[u8]) -> Option<T> {
 
 /// Lists Pinfold's own environment variables. docs/environment.md describes them in this order.
 /// Variables that only tests read are not here, except the last.
-pub static SETTINGS: [Setting; 16] = [
+pub static SETTINGS: [Setting; 17] = [
     Setting {
         name: MEMORY_LIMIT,
         values: "bytes, as 512M, or a percentage from 1% to 100%",
@@ -149,6 +150,19 @@ pub static SETTINGS: [Setting; 16] = [
         default: "none",
         help: "where a process writes its heap profile at its end; its number is appended",
         grammar: Grammar::Path,
+    },
+    Setting {
+        name: HEAP_DUMP,
+        values: "moments, as above:90%,peak:10%,every:5m,keep:4",
+        default: "only at the process's end",
+        help: "when a process also writes its heap profile",
+        grammar: Grammar::Text(|text| match heap_dumps::parse(text.as_bytes()) {
+            Some(_) => Ok(()),
+            None => Err(Wrong::Values(
+                "above:BYTES or above:N%, peak:N%, every:TIME as 30s, 5m or 2h, and keep:N, \
+                 with commas between them and one moment at least",
+            )),
+        }),
     },
     Setting {
         name: GUARD,

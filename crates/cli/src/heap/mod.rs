@@ -1,11 +1,8 @@
 //! `pinfold heap`: which call stacks hold a process's memory.
 
-mod flame;
-pub mod naming;
-pub mod pprof;
-pub mod raw;
+mod naming;
+mod raw;
 pub mod report;
-pub mod symbols;
 
 use crate::foreign::{Unopened, open_regular};
 use crate::live::{Ask, name};
@@ -17,16 +14,16 @@ use pinfold::internal::profile::NoWalks;
 use pinfold::internal::segment::{Code, HEAP_START, HEAP_STOP};
 use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_malloc::settings::parse_heap_interval;
+use pinfold_pprof::internal::profile::{Profile, What};
+use pinfold_pprof::internal::raw::{Raw, nanoseconds};
+use pinfold_pprof::internal::{flame, pprof};
 pub use raw::Kept;
-use raw::Raw;
-use report::What;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use symbols::Profile;
 
 /// Show which call stacks hold a process's memory, by a sample of its allocations
 ///
@@ -190,7 +187,7 @@ fn profile_in(file: &File) -> Result<Profile> {
         bail!("it is larger than any heap profile");
     }
     if bytes.starts_with(&[0x1f, 0x8b]) {
-        return pprof::decode(&bytes);
+        return Ok(pprof::decode(&bytes)?);
     }
     let about = file.metadata()?;
     let (uid, gid) = match about.is_file() {
@@ -198,11 +195,10 @@ fn profile_in(file: &File) -> Result<Profile> {
         false => (NOBODY, NOBODY),
     };
     let mut raw = Raw::parse(&bytes)?;
-    raw.subject = Subject::File { uid, gid };
     if let Ok(written) = about.modified() {
-        raw.time_ns = raw::nanoseconds(written);
+        raw.time_ns = nanoseconds(written);
     }
-    Ok(Profile::of(&raw, PATIENCE))
+    Ok(named(&raw, Subject::File { uid, gid }, PATIENCE))
 }
 
 /// Subtracts the profile in a file. Says what makes the difference hard to understand.
@@ -231,15 +227,28 @@ fn subtract(profile: &mut Profile, path: &Path) -> Result<()> {
 
 fn read(from: &str) -> Result<Profile> {
     match from.parse::<u32>() {
-        Ok(pid) if pid > 0 => Ok(Profile::of(&Raw::of_process(pid)?, PATIENCE)),
+        Ok(pid) if pid > 0 => of_process(pid, PATIENCE),
         _ => read_file(Path::new(from)),
     }
+}
+
+fn of_process(pid: u32, patience: impl Into<Patience>) -> Result<Profile> {
+    let (raw, subject) = raw::of_process(pid)?;
+    Ok(named(&raw, subject, patience))
+}
+
+/// Finds the names of a profile's functions. What has no name when `patience` is over keeps its
+/// address.
+fn named(raw: &Raw, subject: Subject, patience: impl Into<Patience>) -> Profile {
+    Profile::of(raw, |mappings, places| {
+        naming::find(subject, mappings, places, &patience.into())
+    })
 }
 
 /// Returns the profile of a running process in the format of pprof. What has no name when
 /// `patience` is over keeps its address.
 pub fn pprof_of_process(pid: u32, patience: Patience) -> Result<Vec<u8>> {
-    pprof::encode(&Profile::of(&Raw::of_process(pid)?, patience))
+    Ok(pprof::encode(&of_process(pid, patience)?))
 }
 
 /// What a program left in use when it ended.
@@ -257,7 +266,7 @@ pub fn leaks(file: &File) -> Result<Leaks> {
 
 /// Returns what a program left in use that has ended without writing a file.
 pub fn leaks_without_exit(kept: &Kept) -> Result<Leaks> {
-    let mut profile = Profile::of(&kept.raw()?, PATIENCE);
+    let mut profile = named(&kept.raw()?, Subject::own_file(), PATIENCE);
     profile.notes.push(
         "a signal or _exit ended it, so what its exit would have freed counts as well".to_owned(),
     );
@@ -294,11 +303,12 @@ fn dump(args: &DumpArgs) -> Result<ExitCode> {
         false => What::InUse,
     };
     if let Some(path) = &args.output {
-        let bytes = pprof::encode(&profile)?;
-        output::write("the profile", path, &bytes)?;
+        output::write("the profile", path, &pprof::encode(&profile))?;
     }
     if let Some(path) = &args.flame {
-        flame::draw(&profile, what, path)?;
+        let picture = flame::draw(&profile, what, output::escaped);
+        let picture = picture.with_context(|| path.display().to_string())?;
+        output::write("the flame graph", path, &picture)?;
     }
     if args.json {
         let most = args.stacks.unwrap_or(usize::MAX);

@@ -1,51 +1,9 @@
 //! A heap profile for people: the functions and call stacks that hold the most memory.
 
-use super::symbols::{Profile, Stack, Values, by_key};
 use crate::output::{Lines, Table};
 use pinfold_malloc::heap_profile::DEFAULT_INTERVAL;
+use pinfold_pprof::internal::profile::{Profile, Stack, Values, What, by_key};
 use std::collections::HashSet;
-
-/// What a report counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum What {
-    /// What is allocated and not freed.
-    InUse,
-    /// Everything that was ever allocated.
-    Allocated,
-    /// What is in use and no pointer led to, when the process ended.
-    Lost,
-    /// What is in use and a pointer led to then.
-    Reachable,
-}
-
-impl What {
-    pub fn bytes(self, values: &Values) -> f64 {
-        match self {
-            What::InUse => values.bytes,
-            What::Allocated => values.allocated_bytes,
-            What::Lost => values.lost_bytes,
-            What::Reachable => values.bytes - values.lost_bytes,
-        }
-    }
-
-    pub fn objects(self, values: &Values) -> f64 {
-        match self {
-            What::InUse => values.objects,
-            What::Allocated => values.allocated_objects,
-            What::Lost => values.lost_objects,
-            What::Reachable => values.objects - values.lost_objects,
-        }
-    }
-
-    pub fn word(self) -> &'static str {
-        match self {
-            What::InUse => "in use",
-            What::Allocated => "allocated",
-            What::Lost => "lost",
-            What::Reachable => "reachable",
-        }
-    }
-}
 
 /// Formats bytes, which may be negative in a difference.
 pub fn bytes(n: f64) -> String {
@@ -81,26 +39,19 @@ fn blocks(objects: f64) -> String {
 /// Returns a line that tells lost blocks from reachable ones.
 pub fn lost(profile: &Profile) -> String {
     let totals = profile.totals();
-    let sum = |what: What| {
+    let [lost, reachable] = [What::Lost, What::Reachable].map(|what| {
         let (bytes, blocks) = (bytes(what.bytes(&totals)), blocks(what.objects(&totals)));
         format!("{}: {bytes}, in {blocks}", what.word())
-    };
+    });
     let mut line = Lines::default();
-    line.add(format_args!(
-        "{}; {}",
-        sum(What::Lost),
-        sum(What::Reachable)
-    ));
+    line.add(format_args!("{lost}; {reachable}"));
     line.to_string()
 }
 
 /// Returns the line that sums the profile up.
 pub fn summary(profile: &Profile, what: What) -> String {
     let totals = profile.totals();
-    let samples = match what {
-        What::Allocated => profile.all_samples,
-        _ => profile.samples,
-    };
+    let samples = what.samples(profile);
     let (all, objects) = (what.bytes(&totals), what.objects(&totals));
     let blocks = blocks(objects);
     // Each sample stands for one block, and no sample was dropped.

@@ -16,7 +16,8 @@ use crate::foreign::{Unopened, open_own};
 use crate::output;
 use anyhow::{Context, Result, bail};
 use pinfold_malloc::settings::{
-    GUARD, HARDENED, HEAP, HEAP_FILE, MEMORY_LIMIT, POLICY, SHEPHERD, SLAB_DEBUG, STATS, THP,
+    GUARD, HARDENED, HEAP, HEAP_DUMP, HEAP_FILE, MEMORY_LIMIT, POLICY, SHEPHERD, SLAB_DEBUG, STATS,
+    THP,
 };
 use placement::Placed;
 use program::{Obstacle, Program};
@@ -89,6 +90,14 @@ pub struct Args {
     /// This turns the heap profile on.
     #[arg(long, value_name = "FILE")]
     heap_file: Option<OsString>,
+
+    /// With --heap-file, also write the profile at MOMENTS, like above:90%,peak:10%,every:5m
+    ///
+    /// `above:BYTES` or `above:N%` (of the memory limit) and `every:TIME` write FILE.PID.N, of which
+    /// the newest 8 stay, or `keep:N`. `peak:N%` replaces FILE.PID.peak when the held memory is N %
+    /// above the last peak. A thread in the program looks once a second.
+    #[arg(long, value_name = "MOMENTS", requires = "heap_file", value_parser = |value: &str| environment::option(HEAP_DUMP, value))]
+    heap_dump: Option<String>,
 
     /// When the program has ended, print to standard error what its processes have not freed, by
     /// call stack; alone, it means `sampled`
@@ -237,6 +246,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
                 (MEMORY_LIMIT, args.memory_limit.as_deref()),
                 (THP, args.thp.as_deref()),
                 (HEAP, args.heap_interval()),
+                (HEAP_DUMP, args.heap_dump.as_deref()),
             ];
             command.envs(
                 settings

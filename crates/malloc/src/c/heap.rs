@@ -48,3 +48,12 @@ pub unsafe extern "C" fn pinfold_heap_write(path: *const c_char) -> c_int {
     let path = unsafe { CStr::from_ptr(path) };
     if heap_profile::write(path) { 0 } else { -1 }
 }
+
+/// Writes the heap profile to an open file. Returns 0, or -1 with ENODATA or the system's errno.
+#[unsafe(no_mangle)]
+pub extern "C" fn pinfold_heap_write_fd(file: c_int) -> c_int {
+    if !heap_profile::exists() {
+        return answer(false, libc::ENODATA);
+    }
+    if heap_profile::write_to(file) { 0 } else { -1 }
+}

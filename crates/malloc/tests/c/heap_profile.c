@@ -14,6 +14,8 @@ int main(void)
 	errno = 0;
 	CHECK(pinfold_heap_write("/dev/null") == -1 && errno == ENODATA);
 	errno = 0;
+	CHECK(pinfold_heap_write_fd(1) == -1 && errno == ENODATA);
+	errno = 0;
 	CHECK(pinfold_heap_start(0) == -1 && errno == EINVAL);
 	errno = 0;
 	CHECK(pinfold_heap_start(((uint64_t)1 << 40) + 1) == -1 && errno == EINVAL);
@@ -45,6 +47,20 @@ int main(void)
 	CHECK(file && fread(magic, 1, 7, file) == 7 && !strcmp(magic, "PINHEAP"));
 	fclose(file);
 	unlink(path);
+
+	/* A file that is open already: the profile begins at its position. */
+	file = tmpfile();
+	CHECK(file && fputs("head", file) >= 0 && fflush(file) == 0);
+	CHECK(pinfold_heap_write_fd(fileno(file)) == 0);
+	memset(magic, 0, sizeof magic);
+	CHECK(fseek(file, 4, SEEK_SET) == 0 && fread(magic, 1, 7, file) == 7);
+	CHECK(!strcmp(magic, "PINHEAP"));
+	fclose(file);
+	/* A pipe, which has no position, and whose reader is slower than the writer. */
+	FILE *reader = popen("test \"$(head -c 7)\" = PINHEAP && cat > /dev/null", "w");
+	CHECK(reader && pinfold_heap_write_fd(fileno(reader)) == 0 && pclose(reader) == 0);
+	errno = 0;
+	CHECK(pinfold_heap_write_fd(-1) == -1 && errno == EBADF);
 	errno = 0;
 	CHECK(pinfold_heap_write("/nowhere/at/all") == -1 && errno == ENOENT);
 	puts("ok");

@@ -304,6 +304,13 @@ pub fn hard_limit() -> Option<usize> {
     Some(HARD.load(Relaxed)).filter(|&bytes| bytes != NONE)
 }
 
+/// Returns the tightest of the soft limit, the hard limits and the machine's memory, in bytes.
+#[doc(hidden)]
+pub fn tightest_limit() -> usize {
+    super::init();
+    TIGHTEST.load(Relaxed).min(sys::physical_memory())
+}
+
 /// Returns whether the tightest limit is at least `times` the `held` memory. One load.
 pub(super) fn is_far(held: usize, times: usize) -> bool {
     TIGHTEST.load(Relaxed) / times >= held

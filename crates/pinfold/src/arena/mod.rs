@@ -77,7 +77,7 @@ mod window;
 
 pub use budget::{
     Limit, LimitError, VARIABLE as LIMIT_VARIABLE, dirty_limit, hard_limit, limit, memory_limit,
-    set_dirty_limit, set_limit, set_memory_limit,
+    set_dirty_limit, set_limit, set_memory_limit, tightest_limit,
 };
 pub use huge::{
     alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size, unmap_waiting,

@@ -336,6 +336,12 @@ pub fn totals() -> Totals {
     records::totals()
 }
 
+/// Passes the words of the head and of the records in use to `take`, in their order. Returns how
+/// many records these are, or `None` before the profile was on. The head may already count more.
+pub fn copy_out(take: impl FnMut(u64)) -> Option<u32> {
+    records::copy_out(take)
+}
+
 /// Returns the bytes of the head and the records in use, for a file, and the number of these
 /// records. Returns `None` before the profile was on.
 ///

@@ -351,6 +351,17 @@ fn bytes_of(used: u32) -> usize {
     RECORDS_AT + used as usize * size_of::<Record>()
 }
 
+/// Passes the words of the head and of the records in use to `take`, in their order. Returns how
+/// many records these are, or `None` before the profile was on. The head may already count more.
+pub(super) fn copy_out(mut take: impl FnMut(u64)) -> Option<u32> {
+    let (bytes, used) = bytes()?;
+    for at in (0..bytes.len()).step_by(8) {
+        // SAFETY: the bytes stay mapped. Their words are accessed as atomics.
+        take(unsafe { (*bytes.cast::<u8>().add(at).cast::<AtomicU64>()).load(Relaxed) });
+    }
+    Some(used)
+}
+
 /// Copies the words in use from one memory to another. Other threads may write to either.
 fn copy(from: *const u8, to: *mut u8) {
     for at in (0..used_bytes()).step_by(8) {

@@ -1,10 +1,10 @@
 //! The process that names functions. Runs with the rights of the user whose program it is about,
 //! and with limits, because the files that it reads may be made to harm their reader.
 
-use super::elf::{self, Debug, Elf, Lines, Parsed, Symbols};
-use super::{Answer, Names, Request, Subject, Wanted};
+use super::{Answer, Request, Subject, Wanted};
 use crate::foreign::{Process, Unopened, open_beneath, open_mapped, open_regular};
 use anyhow::{Context, Result, bail};
+use pinfold_pprof::internal::elf::{self, DEBUG_FOLDERS, Debug, Elf};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::process::{
     DumpableBehavior, Gid, Resource, Rlimit, Signal, Uid, getegid, geteuid, getrlimit,
@@ -15,16 +15,12 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 use std::ffi::OsStr;
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
-
-/// Where packages put debug information.
-const DEBUG_FOLDERS: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
 
 /// The most memory. Names of the largest programs take some hundred MiB.
 const MOST_MEMORY: u64 = 3 << 30;
@@ -167,76 +163,18 @@ fn answer(
             continue;
         };
         send(&mut out, &Answer::BuildId(*nth, elf::build_id(&file)))?;
-        let separate = elf::separate(&file, &debug_of(wanted));
-        let separate = separate.as_ref().and_then(Elf::parse).map(Symbols::of);
-        let places = addresses(&file, wanted);
-        let symbols = Symbols::of(file);
-        for (number, address) in places {
-            let name = |symbols: &Symbols<'_>| symbols.name(address);
-            let name = separate.as_ref().and_then(name).or_else(|| name(&symbols));
-            if let Some(name) = name {
-                let names = Names {
-                    symbol: elf::demangled(&name),
-                    frames: Vec::new(),
-                };
-                send(&mut out, &Answer::Names(number, names))?;
-            }
-        }
+        elf::name_symbols(file, &debug_of(wanted), &wanted.places, |number, names| {
+            send(&mut out, &Answer::Names(number, names))
+        })?;
         out.flush()?;
     }
     for (_, wanted, elf) in &files {
-        name_lines(&mut out, wanted, elf, &debug_of(wanted))?;
+        elf::name_lines(elf, &debug_of(wanted), &wanted.places, |number, names| {
+            send(&mut out, &Answer::Names(number, names))
+        })?;
         out.flush()?;
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// Names the addresses of a file by its debug information.
-fn name_lines(out: &mut impl Write, wanted: &Wanted, elf: &Elf, debug: &Places<'_>) -> Result<()> {
-    let Some(file) = elf.parse() else {
-        return Ok(());
-    };
-    let separate = elf::separate(&file, debug);
-    let with_lines = match separate.as_ref().and_then(Elf::parse) {
-        Some(separate) => separate,
-        None => match elf.parse() {
-            Some(file) => file,
-            None => return Ok(()),
-        },
-    };
-    let sections = elf::sections(&with_lines);
-    let shared = elf::shared(&with_lines, debug);
-    let shared = shared.as_ref().and_then(Elf::parse);
-    let shared = shared.as_ref().map(elf::sections);
-    let Some(lines) = Lines::of(&with_lines, &sections, shared.as_ref()) else {
-        return Ok(());
-    };
-    for (number, address) in addresses(&file, wanted) {
-        let mut frames = lines.frames(address);
-        if frames.is_empty() {
-            continue;
-        }
-        for frame in &mut frames {
-            frame.function = elf::demangled(&frame.function);
-        }
-        let names = Names {
-            symbol: String::new(),
-            frames,
-        };
-        send(out, &Answer::Names(number, names))?;
-    }
-    Ok(())
-}
-
-/// Returns the numbers of a file's addresses, and where each is in the file's own addresses.
-fn addresses(file: &Parsed<'_>, wanted: &Wanted) -> Vec<(u32, u64)> {
-    let places = wanted.places.iter();
-    let converted = places.filter_map(|&(number, position)| {
-        // A return address is behind its call, which may be the function's last instruction. So
-        // this looks for the byte before it.
-        Some((number, elf::address(file, position.checked_sub(1)?)?))
-    });
-    converted.collect()
 }
 
 fn send(out: &mut impl Write, answer: &Answer) -> Result<()> {
@@ -255,17 +193,8 @@ struct Places<'r> {
 
 impl Debug for Places<'_> {
     fn by_build_id(&self, id: &[u8]) -> Option<File> {
-        let (first, rest) = id.split_first()?;
-        (rest.len() >= 7 && rest.len() < 64).then_some(())?;
-        let mut name = format!(".build-id/{first:02x}/");
-        for byte in rest {
-            let _ = write!(name, "{byte:02x}");
-        }
-        name += ".debug";
-        let mut files = DEBUG_FOLDERS
-            .iter()
-            .map(|folder| open_regular(&Path::new(folder).join(&name)));
-        files.find_map(Result::ok)
+        let mut files = elf::debug_files(id).into_iter();
+        files.find_map(|path| open_regular(&path).ok())
     }
 
     fn by_name(&self, name: &[u8]) -> Vec<File> {

@@ -12,9 +12,9 @@
 //!    process at the deadline. What has no name until then keeps its address.
 
 mod child;
-pub mod elf;
 
 use crate::foreign::Mapping;
+use pinfold_pprof::internal::names::{Found, MOST_INLINED, Names, Place};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
@@ -68,9 +68,6 @@ impl Patience {
 
 /// The most files that are read for names: those with the most addresses.
 const MOST_FILES: usize = 512;
-
-/// The most functions that an address can be in. Each but the outermost is inlined.
-const MOST_INLINED: usize = 128;
 
 /// The longest name of a function or file. A longer one is cut.
 const LONGEST_NAME: usize = 4096;
@@ -127,40 +124,11 @@ enum Answer {
     Names(u32, Names),
 }
 
-/// The names of one address.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Names {
-    /// The function's name in the symbol table, or nothing.
-    pub symbol: String,
-    /// The functions in the debug information, innermost first.
-    pub frames: Vec<Frame>,
-}
-
-/// A function at an address, and the line in it.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Frame {
-    pub function: String,
-    pub file: String,
-    pub line: u32,
-}
-
-/// The names that were found, and why others are missing.
-#[derive(Default)]
-pub struct Found {
-    /// The names of each address that has any.
-    pub names: HashMap<u32, Names>,
-    /// The build ids, by the number of the mapping.
-    pub build_ids: HashMap<usize, String>,
-    /// Why names are missing, for people.
-    pub notes: Vec<String>,
-}
-
-/// Names addresses. `places` holds for each address its number, the number of its mapping, and its
-/// position in the mapping's file. Ends before `patience` is over.
+/// Names addresses. Ends before `patience` is over.
 pub fn find(
     subject: Subject,
     mappings: &[Mapping],
-    places: &[(u32, usize, u64)],
+    places: &[Place],
     patience: &Patience,
 ) -> Found {
     let mut found = Found::default();
@@ -170,7 +138,8 @@ pub fn find(
     // A program can map one file many times, so the mappings of a file share one entry.
     let mut numbers = HashMap::new();
     let mut files: Vec<(Wanted, Vec<usize>)> = Vec::new();
-    for &(address, nth, position) in places {
+    for place in places {
+        let nth = place.mapping;
         let mapping = &mappings[nth];
         let key = (mapping.device, mapping.inode, &mapping.path);
         let number = *numbers.entry(key).or_insert_with(|| {
@@ -180,7 +149,7 @@ pub fn find(
             files.len() - 1
         });
         let (wanted, of) = &mut files[number];
-        wanted.places.push((address, position));
+        wanted.places.push((place.number, place.position));
         if of.last() != Some(&nth) {
             of.push(nth);
         }
@@ -316,11 +285,7 @@ impl Reader<'_> {
                     frame.function = cut(std::mem::take(&mut frame.function));
                     frame.file = cut(std::mem::take(&mut frame.file));
                 }
-                let known = self.found.names.entry(address).or_default();
-                if names.symbol.is_empty() {
-                    names.symbol = std::mem::take(&mut known.symbol);
-                }
-                *known = names;
+                self.found.add(address, names);
             }
         }
         Some(())

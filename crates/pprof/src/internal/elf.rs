@@ -3,15 +3,17 @@
 //! The file's bytes may be anything, and may change while they are read. Nothing here maps a file,
 //! and nothing opens a file by a name that another file holds: [`Debug`] finds those.
 
-use super::{Frame, MOST_INLINED};
+use crate::internal::names::{Frame, MOST_INLINED, Names};
 use addr2line::Context;
 use addr2line::gimli::{DwarfSections, EndianSlice, RunTimeEndian, SectionId};
 use object::read::ReadCache;
 use object::{CompressedData, CompressionFormat, Object, ObjectSection, ObjectSegment};
 use object::{ObjectSymbol, ObjectSymbolTable, SymbolKind};
 use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read};
+use std::path::{Path, PathBuf};
 
 /// The most bytes that compressed data takes when it is unpacked. The largest programs have less
 /// than this in a section.
@@ -20,7 +22,11 @@ const MOST_UNPACKED: u64 = 2 << 30;
 /// zlib packs at most 1,032 bytes into one, so a stated size beyond that is false.
 const MOST_PACKED: u64 = 1032;
 
+/// Where packages put debug information.
+pub const DEBUG_FOLDERS: [&str; 2] = ["/usr/lib/debug", "/lib/debug"];
+
 type Bytes = ReadCache<File>;
+/// The head of a file.
 pub type Parsed<'f> = object::File<'f, &'f Bytes>;
 type Reader<'f> = EndianSlice<'f, RunTimeEndian>;
 type Sections<'f> = DwarfSections<Cow<'f, [u8]>>;
@@ -33,16 +39,124 @@ pub trait Debug {
     fn by_name(&self, name: &[u8]) -> Vec<File>;
 }
 
+/// A file that may be a program or a library.
+#[derive(Debug)]
 pub struct Elf(Bytes);
 
 impl Elf {
+    /// Takes an open file.
     pub fn new(file: File) -> Elf {
         Elf(ReadCache::new(file))
     }
 
+    /// Reads the file's head. Returns `None` if it is no program or library.
     pub fn parse(&self) -> Option<Parsed<'_>> {
         object::File::parse(&self.0).ok()
     }
+}
+
+/// Names addresses by the symbol tables of a file, which are small. `places` holds the number of
+/// each address, and its position in the file. Calls `found` for each address that has a name.
+///
+/// # Errors
+///
+/// Returns the first error of `found`.
+pub fn name_symbols<E>(
+    file: Parsed<'_>,
+    debug: &impl Debug,
+    places: &[(u32, u64)],
+    mut found: impl FnMut(u32, Names) -> Result<(), E>,
+) -> Result<(), E> {
+    let separate = separate(&file, debug);
+    let separate = separate.as_ref().and_then(Elf::parse).map(Symbols::of);
+    let addresses = addresses(&file, places);
+    let symbols = Symbols::of(file);
+    for (number, address) in addresses {
+        let name = |symbols: &Symbols<'_>| symbols.name(address);
+        let name = separate.as_ref().and_then(name).or_else(|| name(&symbols));
+        if let Some(name) = name {
+            let names = Names {
+                symbol: demangled(&name),
+                frames: Vec::new(),
+            };
+            found(number, names)?;
+        }
+    }
+    Ok(())
+}
+
+/// Names addresses by the debug information of a file. The arguments are those of [`name_symbols`].
+///
+/// # Errors
+///
+/// Returns the first error of `found`.
+pub fn name_lines<E>(
+    elf: &Elf,
+    debug: &impl Debug,
+    places: &[(u32, u64)],
+    mut found: impl FnMut(u32, Names) -> Result<(), E>,
+) -> Result<(), E> {
+    let Some(file) = elf.parse() else {
+        return Ok(());
+    };
+    let separate = separate(&file, debug);
+    let with_lines = match separate.as_ref().and_then(Elf::parse) {
+        Some(separate) => separate,
+        None => match elf.parse() {
+            Some(file) => file,
+            None => return Ok(()),
+        },
+    };
+    let own = sections(&with_lines);
+    let shared = shared(&with_lines, debug);
+    let shared = shared.as_ref().and_then(Elf::parse);
+    let shared = shared.as_ref().map(sections);
+    let Some(lines) = Lines::of(&with_lines, &own, shared.as_ref()) else {
+        return Ok(());
+    };
+    for (number, address) in addresses(&file, places) {
+        let mut frames = lines.frames(address);
+        if frames.is_empty() {
+            continue;
+        }
+        for frame in &mut frames {
+            frame.function = demangled(&frame.function);
+        }
+        let names = Names {
+            symbol: String::new(),
+            frames,
+        };
+        found(number, names)?;
+    }
+    Ok(())
+}
+
+/// Returns the numbers of a file's addresses, and where each is in the file's own addresses.
+fn addresses(file: &Parsed<'_>, places: &[(u32, u64)]) -> Vec<(u32, u64)> {
+    let converted = places.iter().filter_map(|&(number, position)| {
+        // A return address is behind its call, which may be the function's last instruction. So
+        // this looks for the byte before it.
+        Some((number, address(file, position.checked_sub(1)?)?))
+    });
+    converted.collect()
+}
+
+/// Returns where packages put the debug information of the file with this build id.
+pub fn debug_files(id: &[u8]) -> Vec<PathBuf> {
+    let Some((first, rest)) = id.split_first() else {
+        return Vec::new();
+    };
+    if !(7..64).contains(&rest.len()) {
+        return Vec::new();
+    }
+    let mut name = format!(".build-id/{first:02x}/");
+    for byte in rest {
+        let _ = write!(name, "{byte:02x}");
+    }
+    name += ".debug";
+    DEBUG_FOLDERS
+        .map(|folder| Path::new(folder).join(&name))
+        .into()
 }
 
 /// Converts a position in the file to the address that the file gives it.
@@ -95,12 +209,14 @@ pub fn shared(file: &Parsed<'_>, debug: &impl Debug) -> Option<Elf> {
     is_it.then_some(found)
 }
 
+/// The functions of a symbol table.
+#[derive(Debug)]
 pub struct Symbols<'f> {
     file: Parsed<'f>,
     rows: Vec<Symbol>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Symbol {
     start: u64,
     end: u64,
@@ -110,6 +226,7 @@ struct Symbol {
 }
 
 impl<'f> Symbols<'f> {
+    /// Reads the symbol table.
     pub fn of(file: Parsed<'f>) -> Symbols<'f> {
         let all = file.symbols().map(|symbol| (symbol, false));
         let all = all.chain(file.dynamic_symbols().map(|symbol| (symbol, true)));
@@ -187,6 +304,7 @@ fn unpacked(data: CompressedData<'_>) -> Option<Cow<'_, [u8]>> {
 pub struct Lines<'s>(Context<Reader<'s>>);
 
 impl<'s> Lines<'s> {
+    /// Reads the debug information. Returns `None` if there is none.
     pub fn of(
         file: &Parsed<'_>,
         sections: &'s Sections<'_>,

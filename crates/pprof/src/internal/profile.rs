@@ -1,31 +1,41 @@
 //! A heap profile with the names of functions.
 
-use super::naming::{self, Names, Patience};
-use super::raw::{Raw, Row, mapping_of};
+use crate::internal::maps;
+use crate::internal::names::{Found, Names, Place};
+use crate::internal::raw::{Raw, Row, mapping_of};
 use std::collections::HashMap;
 use std::path::Path;
 
 /// A part of a file that the process has mapped.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Mapping {
+    /// The first address.
     pub start: u64,
+    /// The address behind the last one.
     pub end: u64,
+    /// Where in the file the mapping begins.
     pub offset: u64,
+    /// The file's path.
     pub path: String,
+    /// The file's build id in hexadecimal digits, or nothing.
     pub build_id: String,
 }
 
 /// A function, and the line in it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Line {
+    /// The function's name.
     pub function: String,
+    /// The source file, or nothing.
     pub file: String,
+    /// The line's number, or 0.
     pub line: i64,
 }
 
 /// An address in a call stack.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Location {
+    /// The address behind the call.
     pub address: u64,
     /// The index of its mapping in [`Profile::mappings`].
     pub mapping: Option<usize>,
@@ -40,16 +50,75 @@ pub struct Location {
 /// What a call stack allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Values {
+    /// The blocks that were ever allocated.
     pub allocated_objects: f64,
+    /// The bytes that were ever allocated.
     pub allocated_bytes: f64,
+    /// The blocks in use.
     pub objects: f64,
+    /// The bytes in use.
     pub bytes: f64,
-    /// The part of `objects` and `bytes` to which no pointer of the process led at its end.
+    /// The part of `objects` to which no pointer of the process led at its end.
     pub lost_objects: f64,
+    /// The part of `bytes` to which none led.
     pub lost_bytes: f64,
 }
 
+/// What a report counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum What {
+    /// What is allocated and not freed.
+    InUse,
+    /// Everything that was ever allocated.
+    Allocated,
+    /// What is in use, and no pointer of the process led to at its end.
+    Lost,
+    /// What is in use, and a pointer led to then.
+    Reachable,
+}
+
+impl What {
+    /// Returns the bytes that count.
+    pub fn bytes(self, values: &Values) -> f64 {
+        match self {
+            What::InUse => values.bytes,
+            What::Allocated => values.allocated_bytes,
+            What::Lost => values.lost_bytes,
+            What::Reachable => values.bytes - values.lost_bytes,
+        }
+    }
+
+    /// Returns the blocks that count.
+    pub fn objects(self, values: &Values) -> f64 {
+        match self {
+            What::InUse => values.objects,
+            What::Allocated => values.allocated_objects,
+            What::Lost => values.lost_objects,
+            What::Reachable => values.objects - values.lost_objects,
+        }
+    }
+
+    /// Returns the samples that count, also those of reachable blocks for lost ones.
+    pub fn samples(self, profile: &Profile) -> u64 {
+        match self {
+            What::Allocated => profile.all_samples,
+            What::InUse | What::Lost | What::Reachable => profile.samples,
+        }
+    }
+
+    /// Says what counts, for people.
+    pub fn word(self) -> &'static str {
+        match self {
+            What::InUse => "in use",
+            What::Allocated => "allocated",
+            What::Lost => "lost",
+            What::Reachable => "reachable",
+        }
+    }
+}
+
 impl Values {
+    /// Adds other values, times a factor.
     pub fn add(&mut self, other: &Values, times: f64) {
         self.allocated_objects += times * other.allocated_objects;
         self.allocated_bytes += times * other.allocated_bytes;
@@ -71,10 +140,12 @@ impl Values {
     }
 }
 
+/// A call stack of the program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stack {
     /// Indexes in [`Profile::locations`], innermost first.
     pub locations: Vec<usize>,
+    /// What was allocated from it.
     pub values: Values,
 }
 
@@ -83,7 +154,9 @@ pub struct Stack {
 pub struct Profile {
     /// Whose profile it is, for people.
     pub title: String,
+    /// The mean bytes from one sample to the next.
     pub interval: u64,
+    /// How many samples were dropped.
     pub dropped: u64,
     /// Whether the process has looked for lost blocks, at its end.
     pub has_looked: bool,
@@ -97,8 +170,11 @@ pub struct Profile {
     pub older: Option<(String, u64, u64)>,
     /// Why functions have no names, for people.
     pub notes: Vec<String>,
+    /// The mapped files that hold the program's code.
     pub mappings: Vec<Mapping>,
+    /// The addresses in the call stacks.
     pub locations: Vec<Location>,
+    /// The call stacks.
     pub stacks: Vec<Stack>,
 }
 
@@ -160,9 +236,9 @@ fn lines(names: &Names) -> Vec<Line> {
 }
 
 impl Profile {
-    /// Finds the names for a profile's addresses, before `patience` is over. Addresses whose names
-    /// are not found keep none.
-    pub fn of(raw: &Raw, patience: impl Into<Patience>) -> Profile {
+    /// Makes a profile with the names that `find` returns for the places of the addresses. Addresses
+    /// without a name keep none.
+    pub fn of(raw: &Raw, find: impl FnOnce(&[maps::Mapping], &[Place]) -> Found) -> Profile {
         let mut addresses: Vec<u64> = raw
             .rows
             .iter()
@@ -181,15 +257,21 @@ impl Profile {
             })
             .collect();
         let places = (0..).zip(&locations).filter_map(|(number, location)| {
-            let nth = location.mapping?;
-            let mapping = &raw.mappings[nth];
-            let position = (location.address - mapping.start).wrapping_add(mapping.offset);
-            Some((number, nth, position))
+            let mapping = location.mapping?;
+            let of = &raw.mappings[mapping];
+            let position = (location.address - of.start).wrapping_add(of.offset);
+            Some(Place {
+                number,
+                mapping,
+                position,
+            })
         });
-        let places: Vec<(u32, usize, u64)> = places.collect();
-        let found = naming::find(raw.subject, &raw.mappings, &places, &patience.into());
+        let places: Vec<Place> = places.collect();
+        let found = find(&raw.mappings, &places);
         for (&number, names) in &found.names {
-            let location = &mut locations[number as usize];
+            let Some(location) = locations.get_mut(number as usize) else {
+                continue;
+            };
             location.lines = lines(names);
             location.symbol.clone_from(&names.symbol);
         }
@@ -231,12 +313,20 @@ impl Profile {
         }
     }
 
+    /// Returns the sums over all call stacks.
     pub fn totals(&self) -> Values {
         let mut totals = Values::default();
         for stack in &self.stacks {
             totals.add(&stack.values, 1.0);
         }
         totals
+    }
+
+    /// Returns whether an address in a mapping has a name.
+    pub fn names_functions_of(&self, mapping: usize) -> bool {
+        let is_named =
+            |location: &Location| location.mapping == Some(mapping) && !location.lines.is_empty();
+        self.locations.iter().any(is_named)
     }
 
     /// Returns how many addresses have no name.

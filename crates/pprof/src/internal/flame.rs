@@ -1,15 +1,21 @@
 //! A heap profile as a flame graph.
 
-use super::report::What;
-use super::symbols::Profile;
-use crate::output::{self, escaped};
-use anyhow::{Context, Result};
+use crate::Error;
+use crate::internal::profile::{Profile, What};
 use inferno::flamegraph::{self, Options};
-use std::path::Path;
+use std::borrow::Cow;
 
-/// Draws the call stacks to an SVG file. In a difference, leaves out the call stacks that hold less
-/// than before.
-pub fn draw(profile: &Profile, what: What, path: &Path) -> Result<()> {
+/// Draws the call stacks as SVG. In a difference, leaves out the call stacks that hold less than
+/// before. `clean` makes text from the program harmless.
+///
+/// # Errors
+///
+/// Fails with [`Error::Nothing`] if no call stack holds memory.
+pub fn draw(
+    profile: &Profile,
+    what: What,
+    clean: fn(&str) -> Cow<'_, str>,
+) -> Result<Vec<u8>, Error> {
     let lines: Vec<String> = profile
         .stacks
         .iter()
@@ -17,29 +23,29 @@ pub fn draw(profile: &Profile, what: What, path: &Path) -> Result<()> {
         .map(|stack| {
             let mut functions: Vec<String> = profile
                 .functions(stack)
-                .map(|function| escaped(&function).replace(';', ":"))
+                .map(|function| clean(&function).replace(';', ":"))
                 .collect();
             functions.reverse();
             format!("{} {:.0}", functions.join(";"), what.bytes(&stack.values))
         })
         .collect();
     if lines.is_empty() {
-        anyhow::bail!("{}: no call stack holds memory to draw", path.display());
+        return Err(Error::Nothing);
     }
     let mut options = Options::default();
     options.title = match &profile.older {
-        None => format!("Heap of {}, bytes {}", escaped(&profile.title), what.word()),
+        None => format!("Heap of {}, bytes {}", clean(&profile.title), what.word()),
         Some((old, ..)) => format!(
             "Heap of {}, growth of the bytes {} since {}",
-            escaped(&profile.title),
+            clean(&profile.title),
             what.word(),
-            escaped(old)
+            clean(old)
         ),
     };
     options.count_name = "bytes".into();
     options.factor = 1.0;
     let mut picture = Vec::new();
     let lines = lines.iter().map(String::as_str);
-    flamegraph::from_lines(&mut options, lines, &mut picture).context("cannot draw")?;
-    output::write("the flame graph", path, &picture)
+    flamegraph::from_lines(&mut options, lines, &mut picture).map_err(Error::Picture)?;
+    Ok(picture)
 }

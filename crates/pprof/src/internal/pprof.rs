@@ -1,8 +1,8 @@
 //! The profile format of the `pprof` tools: a gzip'd message of protocol buffers.
 //! <https://github.com/google/pprof/blob/main/proto/profile.proto> numbers the fields.
 
-use super::symbols::{Line, Location, Mapping, Profile, Stack, Values};
-use anyhow::{Context, Result, bail};
+use super::ParseError;
+use crate::internal::profile::{Line, Location, Mapping, Profile, Stack, Values};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
@@ -174,7 +174,7 @@ fn numbers(comment: &str) -> [u64; 3] {
 }
 
 /// Returns the profile as a gzip'd message.
-pub fn encode(profile: &Profile) -> Result<Vec<u8>> {
+pub fn encode(profile: &Profile) -> Vec<u8> {
     let mut tables = Tables::default();
     // The format requires an empty string 0.
     tables.string("");
@@ -187,7 +187,7 @@ pub fn encode(profile: &Profile) -> Result<Vec<u8>> {
             file_offset: mapping.offset,
             filename: tables.string(&mapping.path),
             build_id: tables.string(&mapping.build_id),
-            has_functions: true,
+            has_functions: profile.names_functions_of(id as usize - 1),
         });
     let mapping = mapping.collect();
     let location = (1..)
@@ -230,21 +230,27 @@ pub fn encode(profile: &Profile) -> Result<Vec<u8>> {
         string_table: tables.strings,
     };
     let mut gzip = GzEncoder::new(Vec::new(), Compression::default());
-    gzip.write_all(&proto.encode_to_vec())?;
-    Ok(gzip.finish()?)
+    let packed = gzip.write_all(&proto.encode_to_vec());
+    packed
+        .and_then(|()| gzip.finish())
+        .expect("a Vec takes all bytes")
 }
 
 /// More bytes than a profile of this command has. Guards against files that unpack to any size.
 const MOST: u64 = 256 << 20;
 
 /// Reads a message that [`encode`] has made.
-pub fn decode(bytes: &[u8]) -> Result<Profile> {
+///
+/// # Errors
+///
+/// Fails if the bytes are none.
+pub fn decode(bytes: &[u8]) -> Result<Profile, ParseError> {
     let mut message = Vec::new();
     GzDecoder::new(bytes)
         .take(MOST)
         .read_to_end(&mut message)
-        .context("this is neither a heap profile nor a gzip'd pprof file")?;
-    let proto = Proto::decode(&message[..]).context("this is not a pprof file")?;
+        .map_err(|_| ParseError::NotGzip)?;
+    let proto = Proto::decode(&message[..]).map_err(|_| ParseError::NotPprof)?;
     let text = |id: i64| {
         let found = usize::try_from(id)
             .ok()
@@ -253,7 +259,7 @@ pub fn decode(bytes: &[u8]) -> Result<Profile> {
     };
     let types = proto.sample_type.iter().map(|kind| text(kind.kind));
     if !types.eq(TYPES.map(|(kind, _)| kind)) {
-        bail!("this pprof file is not a heap profile of `pinfold heap`");
+        return Err(ParseError::NotHeap);
     }
     let functions = proto
         .function

@@ -1,0 +1,194 @@
+//! Heap profiles that a process writes while it runs: `pinfold run --heap-dump`.
+//!
+//! The program is this test itself, run by `pinfold run` in a role that an environment variable
+//! names. It waits for the files of its own process, and says nothing of when they come.
+
+mod program;
+mod texts;
+
+use program::{ROLE, RUN, eventually, in_role};
+use std::hint::black_box;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::{env, fs};
+use texts::assert_has;
+
+/// The variable that names the file for the role.
+const FILE: &str = "PINFOLD_HEAP_FILE";
+
+/// Holds memory in blocks of 1,000 bytes.
+#[inline(never)]
+fn holds(bytes: usize) -> Vec<Vec<u8>> {
+    (0..bytes / 1000)
+        .map(|_| black_box(vec![1; 1000]))
+        .collect()
+}
+
+#[inline(never)]
+fn holds_the_peak() -> Vec<Vec<u8>> {
+    holds(64 << 20)
+}
+
+/// Does what the environment asks for. Does nothing as a test.
+#[test]
+fn role() {
+    let Ok(role) = env::var(ROLE) else {
+        return;
+    };
+    let file = env::var(FILE).unwrap();
+    let file = |last: &str| PathBuf::from(format!("{file}.{}.{last}", std::process::id()));
+    if role == "rises twice" {
+        let _kept = holds(8 << 20);
+        for number in ["1", "2"] {
+            let peak = holds_the_peak();
+            eventually("a profile above the limit", || file(number).exists());
+            drop(peak);
+            // The held memory falls once the freed runs go back to the system.
+            eventually("less memory", || resident() < 40 << 20);
+        }
+    } else if role == "has a peak" {
+        let _kept = holds(8 << 20);
+        eventually("the first peak", || file("peak").exists());
+        let first = fs::metadata(file("peak")).unwrap();
+        let peak = holds_the_peak();
+        eventually("the peak", || is_another(&file("peak"), &first));
+        drop(peak);
+        eventually("less memory", || resident() < 40 << 20);
+    } else if role == "goes on" {
+        let _kept = holds(8 << 20);
+        eventually("the fourth profile", || file("4").exists());
+        eventually("the end of the second", || !file("2").exists());
+    }
+}
+
+/// Returns whether another file has taken this name.
+fn is_another(path: &Path, before: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(path).is_ok_and(|now| now.ino() != before.ino())
+}
+
+/// Returns the bytes that this process has in memory.
+fn resident() -> usize {
+    let text = fs::read_to_string("/proc/self/statm").unwrap();
+    let pages = text.split(' ').nth(1).unwrap();
+    pages.parse::<usize>().unwrap() * 4096
+}
+
+/// Runs a role with profiles at `moments`. Returns the files, by the ends of their names.
+#[track_caller]
+fn files(folder: &Path, moments: &str, role: &str) -> Vec<(String, PathBuf)> {
+    let file = folder.join("heap");
+    let option = [
+        "--heap=64k",
+        "--heap-file",
+        file.to_str().unwrap(),
+        "--heap-dump",
+        moments,
+    ];
+    let words = [&RUN[..2], &option, &["--"]].concat();
+    // The program's thread looks for the moments each 20 ms.
+    let output = in_role(&words, role)
+        .env("PINFOLD_SHEPHERD", "20")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let files = fs::read_dir(folder).unwrap().map(|entry| {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        // `heap.PID`, `heap.PID.N`
+        (
+            name.splitn(3, '.').nth(2).unwrap_or_default().to_owned(),
+            path,
+        )
+    });
+    let mut files: Vec<_> = files.collect();
+    files.sort();
+    files
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Returns the bytes in use of a profile, and those of the functions whose names end with `part`.
+#[track_caller]
+fn in_use(path: &Path, part: &str) -> (f64, f64) {
+    let mut command = Command::new(RUN[0]);
+    let output = command
+        .args(["heap", "dump", "--json"])
+        .arg(path)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let bytes = |values: &serde_json::Value| values["inuse_bytes"].as_f64().unwrap();
+    let stacks = json["heap"]["stacks"].as_array().unwrap();
+    let has_part = |stack: &&serde_json::Value| {
+        let mut functions = stack["functions"].as_array().unwrap().iter();
+        functions.any(|name| name.as_str().unwrap().ends_with(part))
+    };
+    let found = stacks.iter().filter(has_part);
+    (
+        bytes(&json["heap"]["totals"]),
+        found.map(|stack| bytes(&stack["values"])).sum(),
+    )
+}
+
+fn ends(files: &[(String, PathBuf)]) -> Vec<&str> {
+    files.iter().map(|(end, _)| &end[..]).collect()
+}
+
+#[test]
+fn each_rise_above_the_limit_writes_one_profile() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), "above:48M", "rises twice");
+    assert_eq!(ends(&files), ["", "1", "2"]);
+    for (_, path) in &files[1..] {
+        assert!(in_use(path, "holds").0 > 30e6);
+    }
+    assert!(in_use(&files[0].1, "holds_the_peak").1 < 1e6);
+}
+
+#[test]
+fn the_profile_of_the_peak_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), "peak:5%", "has a peak");
+    assert_eq!(ends(&files), ["", "peak"]);
+    let (_, at_peak) = in_use(&files[1].1, "holds_the_peak");
+    // The last look can be up to 5 % and one tick below the peak.
+    assert!(at_peak > 10e6, "{at_peak}");
+    assert!(in_use(&files[0].1, "holds_the_peak").1 < 1e6);
+}
+
+#[test]
+fn the_newest_profiles_of_an_interval_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), "every:1s,keep:2", "goes on");
+    let ends = ends(&files);
+    let numbers: Vec<u32> = ends.iter().filter_map(|end| end.parse().ok()).collect();
+    assert!(
+        numbers.len() == 2 && numbers[0] >= 3 && numbers[1] == numbers[0] + 1,
+        "{ends:?}"
+    );
+}
+
+#[test]
+fn wrong_moments_are_refused() {
+    for (options, words) in [
+        (
+            &["--heap-file", "/tmp/heap", "--heap-dump", "above:lots"][..],
+            "above:BYTES",
+        ),
+        (&["--heap-dump", "every:5m"], "--heap-file"),
+    ] {
+        let mut command = Command::new(RUN[0]);
+        let output = command
+            .arg("run")
+            .args(options)
+            .args(["--", "true"])
+            .output()
+            .unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert_has(&said(&output), &[words]);
+    }
+}
