@@ -219,24 +219,28 @@ void pinfold_set_memory_limit(size_t bytes);
 /* Returns the soft limit on the memory that Pinfold holds, in bytes; 0 if there is no limit. */
 size_t pinfold_memory_limit(void);
 
-/* The fields of glibc's struct mallinfo2, in bytes. Fields without a comment are always 0. */
+/*
+ * The fields of glibc's struct mallinfo2: numbers of blocks, and bytes.
+ *
+ * arena = uordblks + fordblks. Both fsmblks and keepcost are parts of fordblks.
+ */
 struct pinfold_mallinfo2 {
-	size_t arena;    /* held from the system, without huge blocks */
-	size_t ordblks;
-	size_t smblks;
-	size_t hblks;
-	size_t hblkhd;   /* in huge blocks: 62 MiB and more */
-	size_t usmblks;
-	size_t fsmblks;
-	size_t uordblks; /* in blocks in use and in the CPUs' caches */
-	size_t fordblks; /* held and free */
-	size_t keepcost; /* what pinfold_malloc_trim could give back */
+	size_t arena;    /* bytes held from the system, without huge blocks */
+	size_t ordblks;  /* free blocks in slabs */
+	size_t smblks;   /* free blocks that CPUs and nodes keep ready, in sheaves */
+	size_t hblks;    /* huge blocks */
+	size_t hblkhd;   /* bytes in huge blocks: 62 MiB and more */
+	size_t usmblks;  /* 0, as in glibc */
+	size_t fsmblks;  /* bytes of the blocks that smblks counts */
+	size_t uordblks; /* bytes in blocks that the program holds, without huge blocks */
+	size_t fordblks; /* bytes held and free */
+	size_t keepcost; /* bytes that pinfold_malloc_trim would give back, at least */
 };
 
 /*
- * Returns how much memory Pinfold holds, and for which use. Never fails. Walks the slabs that have
- * free objects, under locks. A call in a signal handler misses the slabs whose lock the interrupted
- * code holds.
+ * Returns how much memory Pinfold holds, and for which use. Never fails. Exact if no other thread
+ * allocates or frees during the call. Walks the slabs that have free objects, under locks. A call
+ * in a signal handler misses the slabs whose lock the interrupted code holds.
  */
 struct pinfold_mallinfo2 pinfold_mallinfo2(void);
 
@@ -263,7 +267,8 @@ void pinfold_malloc_stats(void);
 int pinfold_mallopt(int parameter, int value);
 
 /*
- * Writes the numbers of pinfold_mallinfo2 to `stream`, as XML. `options` must be 0.
+ * Writes the state of malloc to `stream`, as XML in the form of glibc's malloc_info. `options` must
+ * be 0.
  *
  * Returns 0, or -1 with EINVAL (`options`) or the errno of the stream. Do not call this in signal
  * handlers, which must not use streams.
