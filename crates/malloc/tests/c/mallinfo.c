@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { BLOCKS = 60000, NOISE = 64 << 10 };
 
@@ -130,6 +131,33 @@ static void trimmed(void)
 	CHECK(after.smblks == 0 || getenv("PINFOLD_HARDENED"));
 }
 
+static size_t resident(void)
+{
+	size_t pages = 0;
+	FILE *file = fopen("/proc/self/statm", "r");
+
+	CHECK(file && fscanf(file, "%*u %zu", &pages) == 1);
+	fclose(file);
+	return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* malloc_trim also gives back the free pages of slabs that have a few blocks in use. */
+static void partly_trimmed(void)
+{
+	size_t sum = fill(), before = resident();
+
+	for (int nth = 0; nth < BLOCKS; nth++)
+		if (nth % 21)
+			free(blocks[nth]);
+	CHECK(malloc_trim(0) == 1);
+	CHECK(before - resident() > sum / 2);
+	for (int nth = 0; nth < BLOCKS; nth += 21) {
+		for (size_t at = 0; at < size_of(nth); at++)
+			CHECK(((char *)blocks[nth])[at] == 1);
+		free(blocks[nth]);
+	}
+}
+
 static void huge(void)
 {
 	struct mallinfo2 before = checked();
@@ -149,6 +177,7 @@ int main(int count, char **arguments)
 	in_use();
 	repeated();
 	trimmed();
+	partly_trimmed();
 	huge();
 	if (count > 1) {
 		FILE *file = fopen(arguments[1], "w");
