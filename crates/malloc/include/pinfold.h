@@ -203,6 +203,35 @@ int pinfold_guard_stop(void);
 int pinfold_malloc_trim(size_t pad);
 
 /*
+ * Returns 1 if moving `block` helps to give memory back, else 0: its slab is partly in use and not
+ * fuller than the average of its size, and other slabs have room for all the slab's blocks. Returns
+ * 0 for NULL, and for blocks that share no slab: those of 64 KiB and more, sampled and guarded
+ * ones, those of heaps, and all blocks of hardened and debugged processes.
+ *
+ * The block must be in use. Takes no lock. Approximate while other threads allocate and free.
+ */
+int pinfold_defrag_hint(const void *block);
+
+/*
+ * Moves `block` if pinfold_defrag_hint returns 1 for it. Returns the new block, which has the same
+ * usable size and content: the program must then change all pointers to the old one, which is
+ * freed. Returns NULL if the block stays where it is; errno does not change.
+ *
+ * A malloc and a free in its place would not help: both use the CPU's cache, from which the next
+ * malloc gets the block that was just freed. Takes a lock twice.
+ */
+void *pinfold_defrag(void *block);
+
+/*
+ * The two halves of a move, for a program that changes pointers between them: a malloc from the
+ * fullest slab of the size, and a free to the block's slab, both past the CPU's cache. Blocks of
+ * either may be passed to all functions of this header. Each takes a lock. Errors are those of
+ * pinfold_malloc.
+ */
+void *pinfold_defrag_malloc(size_t size);
+void pinfold_defrag_free(void *block);
+
+/*
  * Sets the soft limit on the memory that Pinfold holds, in bytes. 0 removes the limit. Replaces the
  * value of PINFOLD_MEMORY_LIMIT.
  *

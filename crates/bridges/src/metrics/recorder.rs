@@ -15,7 +15,8 @@ use std::time::Instant;
 
 /// Keeps the metrics of the crate `metrics` in per-CPU counters. A clone is the same recorder.
 ///
-/// A series stays for as long as the recorder does, unless [`Builder::idle_after`] is set. The [module](super) installs a recorder.
+/// A series stays for as long as the recorder does, unless [`Builder::idle_after`] is set. The
+/// [module](super) installs a recorder.
 ///
 /// ```
 /// use pinfold_bridges::metrics::PinfoldRecorder;

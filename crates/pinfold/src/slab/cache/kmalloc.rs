@@ -23,8 +23,10 @@
 //! and the functions that say so know the twins.
 
 mod checked;
+mod defrag;
 
 pub use checked::{any_checks, ends_with_request, fits, is_in_use, requested, set_requested};
+pub use defrag::{defrag, defrag_alloc, defrag_free, defrag_hint};
 
 use super::descriptor::Descriptor;
 use super::registry::{of_class, of_class_id, pin_by_entry};

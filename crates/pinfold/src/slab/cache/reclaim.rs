@@ -120,9 +120,9 @@ pub fn or_reclaim_for<R>(size: usize, mut alloc: impl FnMut() -> Option<R>) -> O
 }
 
 /// Gives all free memory of all caches back to the system, including objects in CPUs' sheaves, and
-/// whole pages of free objects in slabs that are in use. Returns how many bytes went back, including
-/// those that other threads gave back during the call. Interrupts each CPU that runs a thread of
-/// this process.
+/// whole pages of free objects in slabs that are in use. Returns how many bytes went back,
+/// including those that other threads gave back during the call. Interrupts each CPU that runs a
+/// thread of this process.
 ///
 /// # Errors
 ///
