@@ -89,7 +89,14 @@ pub static FLOORS: [Floors; 5] = [
         wings: &["cpu", "node", "checks", "cache", "report"],
         groups: &[
             &[ROOT],
-            &["typed", "allocator", "info", "attributes", "slabinfo"],
+            &[
+                "typed",
+                "allocator",
+                "info",
+                "attributes",
+                "blocks",
+                "slabinfo",
+            ],
             &[
                 "kmem_cache",
                 "builder",

@@ -9,6 +9,8 @@
 //! costs, and how it differs from the original.
 #![forbid(unsafe_code)]
 
+#[cfg(any(feature = "metrics", feature = "prometheus-client"))]
+mod allocator;
 pub mod families;
 #[cfg(any(feature = "metrics", feature = "prometheus-client"))]
 mod kinds;

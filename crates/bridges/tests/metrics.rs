@@ -159,6 +159,65 @@ fn quantiles_are_near_the_recorded_values() {
     }
 }
 
+/// A histogram never shows a value outside of what was recorded.
+#[test]
+fn the_smallest_and_the_largest_value_are_exact() {
+    let recorder = PinfoldRecorder::new();
+    with_local_recorder(&recorder, || {
+        histogram!("one").record(0.02);
+        (1..=1_000).for_each(|nth| histogram!("many").record(f64::from(nth) * 0.000_917 - 0.1));
+        histogram!("strange").record(f64::NAN);
+    });
+    let quantiles = |name| match value(&recorder, name) {
+        Value::Histogram(seen) => seen.quantiles,
+        other => panic!("{other:?}"),
+    };
+    assert!(quantiles("one").iter().all(|&(_, value)| value == 0.02));
+    let many = quantiles("many");
+    assert_eq!(many.first(), Some(&(0.0, 0.000_917 - 0.1)));
+    assert_eq!(many.last(), Some(&(1.0, 1_000.0 * 0.000_917 - 0.1)));
+    assert!(many.is_sorted_by(|one, other| one.1 <= other.1));
+    assert_eq!(quantiles("strange").len(), 7);
+}
+
+/// An idle series is left out, comes back with its count, and its handle counts on.
+#[test]
+fn idle_series_are_left_out_until_they_are_used() {
+    let recorder = PinfoldRecorder::builder().idle_after(Duration::ZERO);
+    let recorder = recorder.build().expect("a recorder");
+    let names = || -> Vec<String> {
+        let samples = recorder.snapshot();
+        samples.map(|sample| sample.name).collect()
+    };
+    with_local_recorder(&recorder, || {
+        let jobs = counter!("jobs");
+        let depth = gauge!("depth");
+        jobs.increment(1);
+        depth.set(4.0);
+        histogram!("took").record(0.5);
+        assert_eq!(names(), ["depth", "jobs", "took"]);
+        assert!(names().is_empty());
+        assert_eq!(recorder.render(), "");
+        // A gauge that is set to the value that it has is in use.
+        depth.set(4.0);
+        jobs.increment(1);
+        assert_eq!(names(), ["depth", "jobs"]);
+        histogram!("took").record(0.5);
+        jobs.increment(1);
+        let page = recorder.render();
+        assert!(
+            page.contains("jobs 3\n") && page.contains("took_count 2\n"),
+            "{page}"
+        );
+    });
+    let stays = PinfoldRecorder::builder().idle_after(Duration::MAX);
+    let stays = stays.build().expect("a recorder");
+    with_local_recorder(&stays, || counter!("jobs").increment(1));
+    for _ in 0..3 {
+        assert_eq!(stays.snapshot().count(), 1);
+    }
+}
+
 #[test]
 fn keys_with_the_same_prometheus_name_share_a_series() {
     let recorder = PinfoldRecorder::new();

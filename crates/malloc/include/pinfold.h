@@ -211,6 +211,35 @@ int pinfold_guard_stop(void);
 int pinfold_malloc_trim(size_t pad);
 
 /*
+ * Returns 1 if moving `block` helps to give memory back, else 0: its slab is partly in use and not
+ * fuller than the average of its size, and other slabs have room for all the slab's blocks. Returns
+ * 0 for NULL, and for blocks that share no slab: those of 64 KiB and more, sampled and guarded
+ * ones, those of heaps, and all blocks of hardened and debugged processes.
+ *
+ * The block must be in use. Takes no lock. Approximate while other threads allocate and free.
+ */
+int pinfold_defrag_hint(const void *block);
+
+/*
+ * Moves `block` if pinfold_defrag_hint returns 1 for it. Returns the new block, which has the same
+ * usable size and content: the program must then change all pointers to the old one, which is
+ * freed. Returns NULL if the block stays where it is; errno does not change.
+ *
+ * A malloc and a free in its place would not help: both use the CPU's cache, from which the next
+ * malloc gets the block that was just freed. Takes a lock twice.
+ */
+void *pinfold_defrag(void *block);
+
+/*
+ * The two halves of a move, for a program that changes pointers between them: a malloc from the
+ * fullest slab of the size, and a free to the block's slab, both past the CPU's cache. Blocks of
+ * either may be passed to all functions of this header. Each takes a lock. Errors are those of
+ * pinfold_malloc.
+ */
+void *pinfold_defrag_malloc(size_t size);
+void pinfold_defrag_free(void *block);
+
+/*
  * Sets the soft limit on the memory that Pinfold holds, in bytes. 0 removes the limit. Replaces the
  * value of PINFOLD_MEMORY_LIMIT.
  *
@@ -227,24 +256,28 @@ void pinfold_set_memory_limit(size_t bytes);
 /* Returns the soft limit on the memory that Pinfold holds, in bytes; 0 if there is no limit. */
 size_t pinfold_memory_limit(void);
 
-/* The fields of glibc's struct mallinfo2, in bytes. Fields without a comment are always 0. */
+/*
+ * The fields of glibc's struct mallinfo2: numbers of blocks, and bytes.
+ *
+ * arena = uordblks + fordblks. Both fsmblks and keepcost are parts of fordblks.
+ */
 struct pinfold_mallinfo2 {
-	size_t arena;    /* held from the system, without huge blocks */
-	size_t ordblks;
-	size_t smblks;
-	size_t hblks;
-	size_t hblkhd;   /* in huge blocks: 62 MiB and more */
-	size_t usmblks;
-	size_t fsmblks;
-	size_t uordblks; /* in blocks in use and in the CPUs' caches */
-	size_t fordblks; /* held and free */
-	size_t keepcost; /* what pinfold_malloc_trim could give back */
+	size_t arena;    /* bytes held from the system, without huge blocks */
+	size_t ordblks;  /* free blocks in slabs */
+	size_t smblks;   /* free blocks that CPUs and nodes keep ready, in sheaves */
+	size_t hblks;    /* huge blocks */
+	size_t hblkhd;   /* bytes in huge blocks: 62 MiB and more */
+	size_t usmblks;  /* 0, as in glibc */
+	size_t fsmblks;  /* bytes of the blocks that smblks counts */
+	size_t uordblks; /* bytes in blocks that the program holds, without huge blocks */
+	size_t fordblks; /* bytes held and free */
+	size_t keepcost; /* bytes that pinfold_malloc_trim would give back, at least */
 };
 
 /*
- * Returns how much memory Pinfold holds, and for which use. Never fails. Walks the slabs that have
- * free objects, under locks. A call in a signal handler misses the slabs whose lock the interrupted
- * code holds.
+ * Returns how much memory Pinfold holds, and for which use. Never fails. Exact if no other thread
+ * allocates or frees during the call. Walks the slabs that have free objects, under locks. A call
+ * in a signal handler misses the slabs whose lock the interrupted code holds.
  */
 struct pinfold_mallinfo2 pinfold_mallinfo2(void);
 
@@ -271,7 +304,8 @@ void pinfold_malloc_stats(void);
 int pinfold_mallopt(int parameter, int value);
 
 /*
- * Writes the numbers of pinfold_mallinfo2 to `stream`, as XML. `options` must be 0.
+ * Writes the state of malloc to `stream`, as XML in the form of glibc's malloc_info. `options` must
+ * be 0.
  *
  * Returns 0, or -1 with EINVAL (`options`) or the errno of the stream. Do not call this in signal
  * handlers, which must not use streams.

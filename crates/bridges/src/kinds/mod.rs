@@ -1,10 +1,14 @@
 //! The kinds of metrics, made of Pinfold's counters, for both interfaces.
 
 mod buckets;
+#[cfg(feature = "metrics")]
+mod extremes;
 mod gauge;
 mod sum;
 
 pub use buckets::Buckets;
+#[cfg(feature = "metrics")]
+pub use extremes::Extremes;
 pub use gauge::FloatGauge;
 pub use sum::FloatSum;
 

@@ -6,6 +6,7 @@ use ::metrics::Unit;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The default quantiles, which are those of metrics-exporter-prometheus.
 const QUANTILES: [f64; 7] = [0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0];
@@ -20,6 +21,8 @@ pub struct Settings {
     pub labels: BTreeMap<String, String>,
     pub quantiles: Arc<[f64]>,
     pub recommended_naming: bool,
+    pub idle_after: Option<Duration>,
+    pub shows_counters: bool,
     scale: f64,
     buckets: Option<Vec<f64>>,
     buckets_by_name: BTreeMap<String, Vec<f64>>,
@@ -67,6 +70,8 @@ impl Builder {
             labels: BTreeMap::new(),
             quantiles: QUANTILES.into(),
             recommended_naming: false,
+            idle_after: None,
+            shows_counters: false,
             scale: SCALE,
             buckets: None,
             buckets_by_name: BTreeMap::new(),
@@ -123,6 +128,30 @@ impl Builder {
     /// default, names stay unchanged.
     pub fn recommended_naming(mut self, recommended: bool) -> Self {
         self.0.recommended_naming = recommended;
+        self
+    }
+
+    /// Leaves out of the page and of snapshots each series that was not used for longer than
+    /// `idle`. A series is used when a call counts, records or sets it. The time begins at the last
+    /// page or snapshot that found the series used since the page or snapshot before. By default,
+    /// all series stay.
+    ///
+    /// A series that is used again comes back with the count that it had. Handles that the program
+    /// keeps stay valid. The memory of an idle series stays too, so that finding a metric takes no
+    /// lock.
+    pub fn idle_after(mut self, idle: Duration) -> Self {
+        self.0.idle_after = Some(idle);
+        self
+    }
+
+    /// Shows the counters without labels to other processes too: `pinfold vmstat PID` prints them.
+    /// By default, they are not shown.
+    ///
+    /// A counter is left out if the process has no statistics, if there is no room for it, or if
+    /// its name is longer than 32 bytes or is taken ([`pinfold::export::ShowError`]). The counters
+    /// that were shown stay in memory when the recorder is dropped.
+    pub fn show_counters(mut self, shown: bool) -> Self {
+        self.0.shows_counters = shown;
         self
     }
 

@@ -4,7 +4,7 @@
 //! A macro clones and drops a handle at every call. If all CPUs shared one `Arc`, its reference
 //! count would be as contended as the counter that this crate avoids.
 
-use super::series::{Counter, Histogram};
+use super::series::{Counter, Histogram, Tracked};
 use crate::kinds::FloatGauge;
 use ::metrics::{CounterFn, GaugeFn, HistogramFn};
 use std::sync::{Arc, OnceLock};
@@ -15,17 +15,17 @@ const MOST: usize = 16;
 
 /// The metric of a series, and its `Arc`s.
 pub struct Handles<M> {
-    metric: Arc<M>,
+    metric: Arc<Tracked<M>>,
     by_cpu: Box<[OnceLock<Arc<Handle<M>>>]>,
 }
 
 /// A handle that the threads on one CPU use. It lies on a cache line of its own, together with the
 /// reference count that `Arc` puts before it.
 #[repr(align(64))]
-pub struct Handle<M>(Arc<M>);
+pub struct Handle<M>(Arc<Tracked<M>>);
 
 impl<M> Handles<M> {
-    pub fn new(metric: Arc<M>) -> Self {
+    pub fn new(metric: Arc<Tracked<M>>) -> Self {
         let places = pinfold_rseq::possible().clamp(1, MOST);
         Handles {
             metric,
@@ -43,30 +43,30 @@ impl<M> Handles<M> {
 
 impl CounterFn for Handle<Counter> {
     fn increment(&self, value: u64) {
-        self.0.add(value);
+        self.0.touch().add(value);
     }
 
     fn absolute(&self, value: u64) {
-        self.0.raise_to(value);
+        self.0.touch().raise_to(value);
     }
 }
 
 impl GaugeFn for Handle<FloatGauge> {
     fn increment(&self, value: f64) {
-        self.0.add(value);
+        self.0.touch().add(value);
     }
 
     fn decrement(&self, value: f64) {
-        self.0.add(-value);
+        self.0.touch().add(-value);
     }
 
     fn set(&self, value: f64) {
-        self.0.set(value);
+        self.0.touch().set(value);
     }
 }
 
 impl HistogramFn for Handle<Histogram> {
     fn record(&self, value: f64) {
-        self.0.record(value);
+        self.0.touch().record(value);
     }
 }

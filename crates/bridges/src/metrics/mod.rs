@@ -27,6 +27,7 @@
 //!
 //! Keys that Prometheus cannot tell apart share one metric (`registry`).
 
+mod allocator;
 mod builder;
 mod handles;
 mod names;
@@ -36,6 +37,7 @@ mod render;
 mod series;
 mod tree;
 
+pub use allocator::AllocatorCollector;
 pub use builder::{BuildError, Builder};
 pub use recorder::{InstallError, PinfoldRecorder};
 pub use series::{Distribution, Sample, Value};

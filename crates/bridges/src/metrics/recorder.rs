@@ -2,18 +2,21 @@
 
 use super::builder::{Builder, Settings};
 use super::handles::Handles;
-use super::registry::{Kind, Registry};
+use super::registry::{Family, Kind, Registry};
 use super::render;
 use super::series::{Counter, Histogram, Metric, Sample};
 use super::tree::Tree;
 use crate::kinds::{FloatGauge, lock};
 use ::metrics::{Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 /// Keeps the metrics of the crate `metrics` in per-CPU counters. A clone is the same recorder.
 ///
-/// A series stays for as long as the recorder does. The [module](super) installs a recorder.
+/// A series stays for as long as the recorder does, unless [`Builder::idle_after`] is set. The
+/// [module](super) installs a recorder.
 ///
 /// ```
 /// use pinfold_bridges::metrics::PinfoldRecorder;
@@ -34,6 +37,7 @@ struct Inner {
     /// read all series.
     registry: Mutex<Registry>,
     settings: Settings,
+    made: Instant,
 }
 
 impl PinfoldRecorder {
@@ -73,6 +77,7 @@ impl PinfoldRecorder {
             histograms: Tree::new(),
             registry: Mutex::default(),
             settings,
+            made: Instant::now(),
         }))
     }
 
@@ -92,7 +97,7 @@ impl PinfoldRecorder {
         // does not wait for the sums.
         let (families, descriptions) = {
             let registry = lock(&self.0.registry);
-            (registry.families.clone(), registry.descriptions.clone())
+            (self.present(&registry), registry.descriptions.clone())
         };
         render::page(&families, &descriptions, &self.0.settings)
     }
@@ -110,7 +115,7 @@ impl PinfoldRecorder {
     /// assert_eq!((jobs.name.as_str(), jobs.value), ("jobs", Value::Counter(3)));
     /// ```
     pub fn snapshot(&self) -> impl Iterator<Item = Sample> + use<> {
-        let families = lock(&self.0.registry).families.clone();
+        let families = self.present(&lock(&self.0.registry));
         families.into_iter().flat_map(|(name, family)| {
             (family.series.into_iter()).map(move |(labels, metric)| Sample {
                 name: name.clone(),
@@ -118,6 +123,10 @@ impl PinfoldRecorder {
                 value: metric.value(),
             })
         })
+    }
+
+    fn present(&self, registry: &Registry) -> BTreeMap<String, Family> {
+        registry.present(self.0.made.elapsed(), &self.0.settings)
     }
 
     /// Returns the metric of a key that is not in the tree yet.

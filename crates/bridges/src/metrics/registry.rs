@@ -10,12 +10,14 @@
 
 use super::builder::Settings;
 use super::names::{label_name, metric_name};
-use super::series::{Counter, Histogram, Metric};
-use crate::kinds::{Buckets, FloatGauge, FloatSum};
+use super::series::{Counter, Histogram, Metric, Tracked};
+use crate::kinds::{Buckets, Extremes, FloatGauge, FloatSum};
 use ::metrics::{Key, Unit};
 use pinfold::counter::PerCpuHistogram;
+use pinfold::export;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Label names and values, sorted by name.
 pub type Labels = Vec<(String, String)>;
@@ -81,8 +83,42 @@ impl Registry {
             return new();
         }
         let series = family.series.entry(labels(key, settings));
-        series.or_insert_with(new).clone()
+        let made = || {
+            let metric = new();
+            if let (Metric::Counter(counter), true) = (&metric, settings.shows_counters) {
+                show(key, counter);
+            }
+            metric
+        };
+        series.or_insert_with(made).clone()
     }
+
+    /// Returns the families, without the series that were idle for longer than the settings allow.
+    /// `now` is the time since the recorder was made.
+    pub fn present(&self, now: Duration, settings: &Settings) -> BTreeMap<String, Family> {
+        let mut families = self.families.clone();
+        if let Some(limit) = settings.idle_after {
+            families.retain(|_, family| {
+                family
+                    .series
+                    .retain(|_, metric| !metric.is_idle(now, limit));
+                !family.series.is_empty()
+            });
+        }
+        families
+    }
+}
+
+/// Shows a counter without labels in the process's statistics. Leaves out a counter that cannot be
+/// shown.
+fn show(key: &Key, counter: &Arc<Tracked<Counter>>) {
+    if key.labels().len() > 0 {
+        return;
+    }
+    // A shown counter must live until the process ends. There are few, because the statistics have
+    // room for few.
+    let counter: &'static Arc<_> = Box::leak(Box::new(Arc::clone(counter)));
+    let _ = export::show(key.name(), counter.metric().events());
 }
 
 fn labels(key: &Key, settings: &Settings) -> Labels {
@@ -97,8 +133,8 @@ fn labels(key: &Key, settings: &Settings) -> Labels {
 
 fn new_metric(kind: Kind, name: &str, unit: Option<Unit>, settings: &Settings) -> Metric {
     match kind {
-        Kind::Counter => Metric::Counter(Arc::new(Counter::new())),
-        Kind::Gauge => Metric::Gauge(Arc::new(FloatGauge::default())),
+        Kind::Counter => Metric::Counter(Arc::new(Tracked::new(Counter::new()))),
+        Kind::Gauge => Metric::Gauge(Arc::new(Tracked::new(FloatGauge::default()))),
         Kind::Histogram => {
             let histogram = match settings.buckets(name) {
                 Some(bounds) => Histogram::Buckets(Buckets::new(bounds.iter().copied())),
@@ -106,10 +142,11 @@ fn new_metric(kind: Kind, name: &str, unit: Option<Unit>, settings: &Settings) -
                     scaled: Box::new(PerCpuHistogram::new()),
                     scale: settings.scale(unit),
                     sum: FloatSum::default(),
+                    extremes: Extremes::default(),
                     shown: Arc::clone(&settings.quantiles),
                 },
             };
-            Metric::Histogram(Arc::new(histogram))
+            Metric::Histogram(Arc::new(Tracked::new(histogram)))
         }
     }
 }

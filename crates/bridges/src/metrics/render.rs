@@ -122,7 +122,7 @@ impl Page {
 /// one decides.
 fn type_of(family: &Family) -> &'static str {
     match (family.kind, family.series.values().next()) {
-        (Kind::Histogram, Some(Metric::Histogram(first))) => first.type_name(),
+        (Kind::Histogram, Some(Metric::Histogram(first))) => first.metric().type_name(),
         (kind, _) => kind.name(),
     }
 }

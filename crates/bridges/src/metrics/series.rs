@@ -1,8 +1,11 @@
 //! The metric of a series, and the values that are read from it.
 
-use crate::kinds::{Buckets, FloatGauge, FloatSum, lock};
+use crate::kinds::{Buckets, Extremes, FloatGauge, FloatSum, lock};
 use pinfold::counter::{EventCounter, PerCpuHistogram};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// A counter that can also be raised to a count that was made elsewhere.
 pub struct Counter {
@@ -38,6 +41,56 @@ impl Counter {
     pub fn value(&self) -> u64 {
         self.events.sum()
     }
+
+    /// Returns the counter of the events.
+    pub fn events(&self) -> &EventCounter {
+        &self.events
+    }
+}
+
+/// A metric, and when it was last used.
+///
+/// A thread that uses the metric sets `touched`, unless it is set already. A reader clears it and
+/// notes the time. So a use writes to memory that all CPUs share once for each reading, at most.
+pub struct Tracked<M> {
+    metric: M,
+    touched: AtomicBool,
+    /// When a reader last found the metric touched, in nanoseconds since the recorder was made.
+    seen: AtomicU64,
+}
+
+impl<M> Tracked<M> {
+    pub fn new(metric: M) -> Self {
+        Tracked {
+            metric,
+            touched: AtomicBool::new(true),
+            seen: AtomicU64::new(0),
+        }
+    }
+
+    /// Returns the metric, for a use.
+    #[inline]
+    pub fn touch(&self) -> &M {
+        if !self.touched.load(Relaxed) {
+            self.touched.store(true, Relaxed);
+        }
+        &self.metric
+    }
+
+    /// Returns the metric, for a reader.
+    pub fn metric(&self) -> &M {
+        &self.metric
+    }
+
+    /// Returns whether the metric was not used for longer than `limit`, as far as the readings
+    /// tell. `now` is the time since the recorder was made.
+    fn is_idle(&self, now: Duration, limit: Duration) -> bool {
+        let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        if self.touched.swap(false, Relaxed) {
+            self.seen.store(now, Relaxed);
+        }
+        u128::from(now.saturating_sub(self.seen.load(Relaxed))) > limit.as_nanos()
+    }
 }
 
 /// A histogram, of one of two kinds.
@@ -48,6 +101,7 @@ pub enum Histogram {
         /// `scaled` records the values times this factor, rounded to whole numbers.
         scale: f64,
         sum: FloatSum,
+        extremes: Extremes,
         /// The quantiles to show, from 0 to 1.
         shown: Arc<[f64]>,
     },
@@ -59,8 +113,13 @@ impl Histogram {
     pub fn record(&self, value: f64) {
         match self {
             Histogram::Quantiles {
-                scaled, scale, sum, ..
+                scaled,
+                scale,
+                sum,
+                extremes,
+                ..
             } => {
+                extremes.note(value);
                 scaled.record(to_scale(value, *scale));
                 sum.add(value);
             }
@@ -83,13 +142,16 @@ impl Histogram {
                 scaled,
                 scale,
                 sum,
+                extremes,
                 shown,
             } => {
                 let snapshot = scaled.snapshot();
                 let count = snapshot.count();
-                let value = |at| match count {
-                    0 => 0.0,
-                    _ => snapshot.quantile(at) as f64 / scale,
+                let value = |at| match (count, at) {
+                    (0, _) => 0.0,
+                    (_, 0.0) => extremes.bound(f64::NEG_INFINITY),
+                    (_, 1.0) => extremes.bound(f64::INFINITY),
+                    _ => extremes.bound(snapshot.quantile(at) as f64 / scale),
                 };
                 Distribution {
                     count,
@@ -128,18 +190,28 @@ fn to_scale(value: f64, scale: f64) -> u64 {
 /// The metric of a series, of any kind.
 #[derive(Clone)]
 pub enum Metric {
-    Counter(Arc<Counter>),
-    Gauge(Arc<FloatGauge>),
-    Histogram(Arc<Histogram>),
+    Counter(Arc<Tracked<Counter>>),
+    Gauge(Arc<Tracked<FloatGauge>>),
+    Histogram(Arc<Tracked<Histogram>>),
 }
 
 impl Metric {
     /// Reads the metric.
     pub fn value(&self) -> Value {
         match self {
-            Metric::Counter(counter) => Value::Counter(counter.value()),
-            Metric::Gauge(gauge) => Value::Gauge(gauge.value()),
-            Metric::Histogram(histogram) => Value::Histogram(histogram.distribution()),
+            Metric::Counter(counter) => Value::Counter(counter.metric().value()),
+            Metric::Gauge(gauge) => Value::Gauge(gauge.metric().value()),
+            Metric::Histogram(histogram) => Value::Histogram(histogram.metric().distribution()),
+        }
+    }
+
+    /// Returns whether the metric was not used for longer than `limit`. `now` is the time since the
+    /// recorder was made.
+    pub fn is_idle(&self, now: Duration, limit: Duration) -> bool {
+        match self {
+            Metric::Counter(counter) => counter.is_idle(now, limit),
+            Metric::Gauge(gauge) => gauge.is_idle(now, limit),
+            Metric::Histogram(histogram) => histogram.is_idle(now, limit),
         }
     }
 }

@@ -3,11 +3,11 @@
 //! Functions that fail return null and set errno: ENOMEM if there is no memory or if a size
 //! overflows, EINVAL for an invalid alignment.
 
-use super::support::{failed, null_with};
+use super::support::null_with;
 use core::ffi::{c_int, c_void};
 use core::ptr::null_mut;
 use pinfold::internal::profile::keep_frame;
-use pinfold::internal::{arena, heap, keep_errno, kmalloc};
+use pinfold::internal::{arena, heap, keep_errno};
 use pinfold::slab;
 use pinfold_rseq::kernel::page_size as os_page;
 
@@ -223,75 +223,4 @@ pub extern "C" fn pinfold_set_memory_limit(bytes: usize) {
 pub extern "C" fn pinfold_memory_limit() -> usize {
     heap::ready();
     arena::memory_limit().unwrap_or(0)
-}
-
-/// The result of `mallinfo2`, in bytes. Fields that mean nothing for Pinfold are 0.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Mallinfo2 {
-    /// Bytes held from the system, without huge blocks.
-    pub arena: usize,
-    /// Always 0.
-    pub ordblks: usize,
-    /// Always 0.
-    pub smblks: usize,
-    /// Always 0.
-    pub hblks: usize,
-    /// Bytes in huge blocks.
-    pub hblkhd: usize,
-    /// Always 0.
-    pub usmblks: usize,
-    /// Always 0.
-    pub fsmblks: usize,
-    /// Bytes in blocks in use, and in free blocks that CPUs and nodes keep.
-    pub uordblks: usize,
-    /// Bytes held and free.
-    pub fordblks: usize,
-    /// Bytes that `malloc_trim` could give back.
-    pub keepcost: usize,
-}
-
-/// Returns how much memory Pinfold holds, and for which use (`mallinfo2`). Walks the partial slabs
-/// while it holds the nodes' locks.
-#[unsafe(no_mangle)]
-pub extern "C" fn pinfold_mallinfo2() -> Mallinfo2 {
-    let huge = arena::huge_total();
-    let held = arena::held() as usize;
-    let in_use = kmalloc::in_use() + arena::large_in_use();
-    let free = (held - huge.min(held)).saturating_sub(in_use);
-    Mallinfo2 {
-        arena: held - huge.min(held),
-        hblkhd: huge,
-        uordblks: in_use,
-        fordblks: free,
-        keepcost: free,
-        ..Mallinfo2::default()
-    }
-}
-
-/// Writes the numbers of [`pinfold_mallinfo2`] to `stream`, as XML (`malloc_info`).
-///
-/// Returns 0, or −1 with EINVAL if `options` is not 0, or −1 if the stream fails.
-///
-/// # Safety
-///
-/// `stream` is an open C stream.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn pinfold_malloc_info(options: c_int, stream: *mut libc::FILE) -> c_int {
-    if options != 0 {
-        return failed(libc::EINVAL);
-    }
-    let info = pinfold_mallinfo2();
-    // SAFETY: the caller promises an open stream, and the format takes the four sizes that follow.
-    let written = unsafe {
-        libc::fprintf(
-            stream,
-            c"<malloc version=\"pinfold-1\">\n<system type=\"current\" size=\"%zu\"/>\n<total type=\"inuse\" size=\"%zu\"/>\n<total type=\"rest\" size=\"%zu\"/>\n<total type=\"mmap\" size=\"%zu\"/>\n</malloc>\n".as_ptr(),
-            info.arena + info.hblkhd,
-            info.uordblks,
-            info.fordblks,
-            info.hblkhd,
-        )
-    };
-    if written < 0 { -1 } else { 0 }
 }

@@ -16,6 +16,7 @@
 //! | [`guard`] | guarded blocks |
 //! | [`counter`] | counters, event counters and histograms |
 //! | [`counter_show`] | counters that other processes can see |
+//! | [`defrag`] | moving blocks out of slabs that are mostly free |
 //! | [`vmstat`] | counts by zone and item, and sets of event counters |
 //! | [`percpu`] | per-CPU words, pairs, lists, arrays and rings |
 //! | [`reference`](mod@reference) | reference counts per CPU |
@@ -37,6 +38,7 @@ pub mod cache;
 pub mod counter;
 mod counter_shared;
 pub mod counter_show;
+pub mod defrag;
 pub mod grace;
 pub mod guard;
 pub mod heap;

@@ -275,7 +275,7 @@ static void figures(void)
 	FILE *stream = open_memstream(&text, &length);
 	CHECK(malloc_info(0, stream) == 0);
 	fclose(stream);
-	CHECK(strstr(text, "<malloc version=\"pinfold-1\">"));
+	CHECK(strstr(text, "<malloc version=\"1\">"));
 	free(text);
 	errno = 0;
 	CHECK(malloc_info(1, stdout) == -1 && errno == EINVAL);

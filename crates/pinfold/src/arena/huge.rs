@@ -285,6 +285,12 @@ pub fn unmap_waiting() {
     });
 }
 
+/// Returns how many huge blocks there are, without those that wait for the end of an isolation. One
+/// load.
+pub fn count() -> usize {
+    BLOCKS.load(Relaxed)
+}
+
 /// Returns how many bytes the block at `address` has, or `None` if there is no such block. Costs a
 /// look-up in the table.
 pub fn size(address: *mut u8) -> Option<usize> {

@@ -80,7 +80,8 @@ pub use budget::{
     set_dirty_limit, set_limit, set_memory_limit, tightest_limit,
 };
 pub use huge::{
-    alloc as alloc_huge, free as free_huge, resize as resize_huge, size as huge_size, unmap_waiting,
+    alloc as alloc_huge, count as huge_count, free as free_huge, resize as resize_huge,
+    size as huge_size, unmap_waiting,
 };
 pub(crate) use huge::{
     alloc_for as alloc_huge_for, free_all_of as free_huge_of, heap_of as heap_of_huge,

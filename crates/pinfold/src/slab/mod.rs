@@ -33,7 +33,7 @@
 //!
 //! | floor | modules |
 //! |---|---|
-//! | views and types | `typed`, `allocator`; `info`, `attributes`, `slabinfo` |
+//! | views and types | `typed`, `allocator`; `info`, `attributes`, `blocks`, `slabinfo` |
 //! | caches | `kmem_cache`, `builder`, `lifetime`; `kmalloc`; `bundle`, `prefilled`, `mempool` |
 //! | the process | `fork` |
 //! | the protocol of CPUs | `sheaf_units`, `remote`, `idle`, `reclaim`; `in_flight`, `deferred`; `harden`, `debugged` |
@@ -89,6 +89,8 @@ pub(crate) use cpu::place::make_units_resident;
 pub(crate) use cpu::sheaf_units::tick;
 pub use node::look::Usage;
 pub use report::attributes::Attributes;
+#[doc(hidden)]
+pub use report::blocks::{Blocks, for_each_blocks};
 pub(crate) use report::events::show_all;
 pub use report::info::{Info, Statistics, caches};
 pub use report::slabinfo::{Slabinfo, slabinfo};

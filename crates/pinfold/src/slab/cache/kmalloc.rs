@@ -23,13 +23,15 @@
 //! and the functions that say so know the twins.
 
 mod checked;
+mod defrag;
 
 pub use checked::{any_checks, ends_with_request, fits, is_in_use, requested, set_requested};
+pub use defrag::{defrag, defrag_alloc, defrag_free, defrag_hint};
 
 use super::descriptor::Descriptor;
 use super::registry::{of_class, of_class_id, pin_by_entry};
 use crate::arena::{GRANULE, GRANULE_SHIFT};
-use crate::cache_units::{ALL_CLASSES, COUNTDOWN, CacheId, MAIN, units};
+use crate::cache_units::{COUNTDOWN, CacheId, MAIN, units};
 use crate::slab::cpu::place::Place;
 use crate::slab::fork;
 use crate::slab::node::slabs::Slab;
@@ -437,22 +439,6 @@ unsafe extern "C" fn free_slow(block: *mut u8, offset: usize) {
         // SAFETY: the caller passes ownership of the block, and promises that it is of this cache.
         unsafe { cache.free_slow(block) };
     }
-}
-
-/// Returns how many bytes the blocks in use have. Blocks in CPUs' and barns' sheaves count as in
-/// use. Takes the nodes' locks and walks their partial slabs.
-pub fn in_use() -> usize {
-    (0..ALL_CLASSES)
-        .filter_map(of_class)
-        .map(|cache| {
-            cache
-                .nodes()
-                .iter()
-                .map(|node| node.in_use(cache))
-                .sum::<usize>()
-                * cache.geometry.size
-        })
-        .sum()
 }
 
 /// Returns whether the class's cache checks its blocks, because the process was started with

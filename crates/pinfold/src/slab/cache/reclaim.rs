@@ -119,20 +119,25 @@ pub fn or_reclaim_for<R>(size: usize, mut alloc: impl FnMut() -> Option<R>) -> O
     alloc()
 }
 
-/// Gives all free memory of all caches back to the system, including objects in CPUs' sheaves.
-/// Returns how many bytes went back. Interrupts each CPU that runs a thread of this process.
+/// Gives all free memory of all caches back to the system, including objects in CPUs' sheaves, and
+/// whole pages of free objects in slabs that are in use. Returns how many bytes went back,
+/// including those that other threads gave back during the call. Interrupts each CPU that runs a
+/// thread of this process.
 ///
 /// # Errors
 ///
 /// [`FenceError`], if the kernel cannot fence. The CPUs' sheaves then stay; the rest is given back.
 pub fn shrink_all() -> Result<usize, FenceError> {
+    let before = arena::returned();
     let drained = sheaf_units::drain(|_| true);
     deferred::progress();
     registry::for_each(|cache| {
         cache.nodes().iter().for_each(|node| {
             node.shrink(cache);
+            // Each call does a small step, so that other threads get the node's lock in between.
+            while node.purge_more(cache, 0) {}
         });
     });
-    let bytes = arena::trim();
-    drained.map(|()| bytes)
+    arena::trim();
+    drained.map(|()| arena::returned().saturating_sub(before) as usize)
 }

@@ -160,6 +160,14 @@ impl Slab {
         unsafe { slab_of(object) }.is_free(cache, object)
     }
 
+    /// Returns how many of the slab's `count` objects are not free. Takes no lock, so the number is
+    /// approximate while other threads take and give objects.
+    pub(crate) fn used_now(&self, count: usize) -> usize {
+        let words = self.bits[..count.div_ceil(64)].iter();
+        let free: u32 = words.map(|word| word.load(Relaxed).count_ones()).sum();
+        count.saturating_sub(free as usize)
+    }
+
     /// Returns whether an object is free, by its bit. The caller holds the node's lock or the
     /// object.
     pub(crate) fn is_free(&self, cache: &Objects, object: *mut u8) -> bool {

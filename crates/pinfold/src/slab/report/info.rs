@@ -258,18 +258,21 @@ impl Info {
 
     /// Reads the CPUs' sheaves and the nodes.
     pub(crate) fn read(&self) -> Reading {
-        self.read_alive(|cache| {
-            let mut reading = Reading::default();
-            count_sheaves(cache, &mut reading.usage);
-            let nodes = cache.nodes().iter();
-            nodes.for_each(|node| node.tally(cache, &mut reading));
-            let usage = &mut reading.usage;
-            usage.total = usage.slabs * cache.geometry.per_slab;
-            let in_sheaves = usage.cpu_objects + usage.barn_objects;
-            usage.active = usage.allocated.saturating_sub(in_sheaves);
-            reading
-        })
+        self.read_alive(read)
     }
+}
+
+/// Reads the CPUs' sheaves and the nodes of a cache.
+pub(super) fn read(cache: &Descriptor) -> Reading {
+    let mut reading = Reading::default();
+    count_sheaves(cache, &mut reading.usage);
+    let nodes = cache.nodes().iter();
+    nodes.for_each(|node| node.tally(cache, &mut reading));
+    let usage = &mut reading.usage;
+    usage.total = usage.slabs * cache.geometry.per_slab;
+    let in_sheaves = usage.cpu_objects + usage.barn_objects;
+    usage.active = usage.allocated.saturating_sub(in_sheaves);
+    reading
 }
 
 /// Adds the sheaves of all CPUs to `usage`.
