@@ -1,5 +1,5 @@
-//! What `tidy` checks of documents beside their words: that each link leads somewhere, and that the
-//! table of tests names every test.
+//! What `tidy` checks of documents beside their words: that each link leads somewhere, that a Rust
+//! program in them is whole, and that the table of tests names every test.
 
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;
@@ -21,6 +21,13 @@ pub fn check(file: &Path, text: &str, faults: &mut Vec<String>) -> Result<()> {
     }
     if file.extension().is_none_or(|extension| extension != "md") {
         return Ok(());
+    }
+    for line in partial_programs(text) {
+        faults.push(format!(
+            "{}:{line}: this Rust program has no fn main, or hides a line from rustdoc's readers; \
+             readers of the file copy what they see",
+            file.display()
+        ));
     }
     for (line, target) in links(text) {
         if let Some(fault) = wrong(file, text, target)? {
@@ -76,6 +83,25 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
         fenced ^= fence;
         !fenced && !fence
     })
+}
+
+/// Returns the lines at which Rust blocks begin that do not compile if a reader copies them.
+fn partial_programs(text: &str) -> Vec<usize> {
+    let mut found = Vec::new();
+    let mut lines = (1..).zip(text.lines());
+    while let Some((number, line)) = lines.next() {
+        let Some(words) = line.strip_prefix("```") else {
+            continue;
+        };
+        let block = lines.by_ref().map(|(_, line)| line);
+        let block: Vec<&str> = block.take_while(|line| *line != "```").collect();
+        let is_hidden = |line: &&str| line.trim_start().starts_with("# ");
+        let is_whole = block.iter().any(|line| line.starts_with("fn main()"));
+        if words.starts_with("rust") && (!is_whole || block.iter().any(is_hidden)) {
+            found.push(number);
+        }
+    }
+    found
 }
 
 /// Returns where each inline link leads to, with the number of its line.
@@ -207,6 +233,13 @@ mod tests {
         let text = "See [a](b.md#c), ![d](e.svg).\n```\n[f](g)\n```\n[h](https://i)";
         let found: Vec<_> = links(text).collect();
         assert_eq!(found, [(1, "b.md#c"), (1, "e.svg"), (5, "https://i")]);
+    }
+
+    #[test]
+    fn a_rust_program_is_whole() {
+        let text = "```rust\nfn main() {}\n```\n```sh\n# ls\n```\n```rust\nlet a = 1;\n```\n\
+                    ```rust,no_run\nfn main() {}\n# drop(a);\n```\n";
+        assert_eq!(partial_programs(text), [7, 10]);
     }
 
     #[test]

@@ -136,3 +136,8 @@ struct MempolicyDocumentation;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/percpu.md")]
 struct PercpuDocumentation;
+
+/// Compiles the example of docs/isolation.md.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/isolation.md")]
+struct IsolationDocumentation;

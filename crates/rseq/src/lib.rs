@@ -131,3 +131,8 @@ pub fn is_stepped() -> bool {
 pub use syscall::syscall;
 pub use units::{BESIDE, MAX_INDEX, UNIT_HEADER, Units};
 pub use words::{Append, RING_SLOTS, RING_TAIL};
+
+/// Runs the README's example as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
