@@ -8,6 +8,7 @@ mod texts;
 
 use program::{ROLE, RUN, eventually, in_role};
 use std::hint::black_box;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::{env, fs};
@@ -26,7 +27,9 @@ fn holds(bytes: usize) -> Vec<Vec<u8>> {
 
 #[inline(never)]
 fn holds_the_peak() -> Vec<Vec<u8>> {
-    holds(64 << 20)
+    let blocks = holds(64 << 20);
+    // Keeps this function's frame during the call.
+    black_box(blocks)
 }
 
 /// Does what the environment asks for. Does nothing as a test.
@@ -49,10 +52,15 @@ fn role() {
     } else if role == "has a peak" {
         let _kept = holds(8 << 20);
         eventually("the first peak", || file("peak").exists());
-        let first = fs::metadata(file("peak")).unwrap();
         let peak = holds_the_peak();
-        eventually("the peak", || is_another(&file("peak"), &first));
-        drop(peak);
+        let mut more = Vec::new();
+        // The first of two new profiles may have begun before the peak.
+        for _ in 0..2 {
+            let before = fs::metadata(file("peak")).unwrap();
+            more.push(holds(16 << 20));
+            eventually("the peak", || is_another(&file("peak"), &before));
+        }
+        drop((peak, more));
         eventually("less memory", || resident() < 40 << 20);
     } else if role == "goes on" {
         let _kept = holds(8 << 20);
@@ -63,8 +71,8 @@ fn role() {
 
 /// Returns whether another file has taken this name.
 fn is_another(path: &Path, before: &fs::Metadata) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    fs::metadata(path).is_ok_and(|now| now.ino() != before.ino())
+    let written = |about: &fs::Metadata| (about.ino(), about.modified().ok());
+    fs::metadata(path).is_ok_and(|now| written(&now) != written(before))
 }
 
 /// Returns the bytes that this process has in memory.
@@ -155,8 +163,8 @@ fn the_profile_of_the_peak_stays() {
     let files = files(folder.path(), "peak:5%", "has a peak");
     assert_eq!(ends(&files), ["", "peak"]);
     let (_, at_peak) = in_use(&files[1].1, "holds_the_peak");
-    // The last look can be up to 5 % and one tick below the peak.
-    assert!(at_peak > 10e6, "{at_peak}");
+    // One standard deviation is 3 %.
+    assert!((50e6..85e6).contains(&at_peak), "{at_peak}");
     assert!(in_use(&files[0].1, "holds_the_peak").1 < 1e6);
 }
 

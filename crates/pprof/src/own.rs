@@ -71,28 +71,31 @@ struct OfFile {
 impl Known {
     fn find(&mut self, mappings: &[Mapping], places: &[Place], naming: Naming) -> Found {
         let mut found = Found::default();
-        let mut of: HashMap<Key, Vec<Place>> = HashMap::new();
+        let mut of: HashMap<Key, Vec<(usize, Place)>> = HashMap::new();
         for &place in places {
-            let mapping = &mappings[place.mapping];
+            let Some(nth) = place.mapping else {
+                continue;
+            };
+            let mapping = &mappings[nth];
             let key = (mapping.device, mapping.inode, mapping.path.clone());
-            of.entry(key).or_default().push(place);
+            of.entry(key).or_default().push((nth, place));
         }
         for (key, places) in of {
             let file = self.0.entry(key.clone()).or_default();
-            let is_new = |place: &&Place| {
+            let is_new = |(_, place): &&(usize, Place)| {
                 naming == Naming::Functions && !file.names.contains_key(&place.position)
             };
             let fresh: Vec<u64> = places
                 .iter()
                 .filter(is_new)
-                .map(|place| place.position)
+                .map(|(_, place)| place.position)
                 .collect();
             if file.build_id.is_none() || !fresh.is_empty() {
                 file.read(&key, &fresh);
             }
             let build_id = file.build_id.clone().unwrap_or_default();
-            for place in places {
-                found.build_ids.insert(place.mapping, build_id.clone());
+            for (nth, place) in places {
+                found.build_ids.insert(nth, build_id.clone());
                 if naming == Naming::Functions
                     && let Some(names) = file.names.get(&place.position)
                 {

@@ -10,9 +10,9 @@ pub const MOST_INLINED: usize = 128;
 pub struct Place {
     /// The address's number.
     pub number: u32,
-    /// The number of its mapping.
-    pub mapping: usize,
-    /// Its position in the mapping's file.
+    /// The number of its mapping. `None` for code that is in no file.
+    pub mapping: Option<usize>,
+    /// Its position in the mapping's file, or the address itself.
     pub position: u64,
 }
 

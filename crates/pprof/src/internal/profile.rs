@@ -256,15 +256,16 @@ impl Profile {
                 symbol: String::new(),
             })
             .collect();
-        let places = (0..).zip(&locations).filter_map(|(number, location)| {
-            let mapping = location.mapping?;
-            let of = &raw.mappings[mapping];
-            let position = (location.address - of.start).wrapping_add(of.offset);
-            Some(Place {
+        let places = (0..).zip(&locations).map(|(number, location)| {
+            let of = location.mapping.map(|nth| &raw.mappings[nth]);
+            let position = of.map_or(location.address, |of| {
+                (location.address - of.start).wrapping_add(of.offset)
+            });
+            Place {
                 number,
-                mapping,
+                mapping: location.mapping,
                 position,
-            })
+            }
         });
         let places: Vec<Place> = places.collect();
         let found = find(&raw.mappings, &places);

@@ -1,7 +1,7 @@
 //! The process that names functions. Runs with the rights of the user whose program it is about,
 //! and with limits, because the files that it reads may be made to harm their reader.
 
-use super::{Answer, Request, Subject, Wanted};
+use super::{Answer, Request, Subject, Wanted, perf_map};
 use crate::foreign::{Process, Unopened, open_beneath, open_mapped, open_regular};
 use anyhow::{Context, Result, bail};
 use pinfold_pprof::internal::elf::{self, DEBUG_FOLDERS, Debug, Elf};
@@ -19,6 +19,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 use std::process::ExitCode;
 
@@ -67,6 +68,7 @@ pub fn main() -> Result<ExitCode> {
     // Only root may follow the links to a process's mapped files, so they are opened before the
     // rights are given up. The paths in a saved profile are whatever its owner wrote there, so they
     // are opened after.
+    let mut made = None;
     let opened = match request.subject {
         Subject::Process { .. } => {
             let status = process.status()?;
@@ -74,7 +76,15 @@ pub fn main() -> Result<ExitCode> {
             let uid = owner("Uid:").context("process without a user")?;
             let gid = owner("Gid:").context("process without a group")?;
             let opened = open();
+            let name = process.inner_pid().map(perf_map::name);
             give_up_rights(uid, gid)?;
+            if let (Some(root), Ok(name), false) = (&root, name, request.made.is_empty())
+                && let Ok(file) = open_beneath(root.as_fd(), &name)
+                // Other users can put files into the folder.
+                && file.metadata()?.uid() == uid
+            {
+                made = Some(file);
+            }
             opened
         }
         Subject::File { uid, gid } => {
@@ -82,7 +92,7 @@ pub fn main() -> Result<ExitCode> {
             open()
         }
     };
-    answer(&request, opened, root)
+    answer(&request, opened, root, made)
 }
 
 /// Limits what this process may use.
@@ -141,8 +151,15 @@ fn answer(
     request: &Request,
     opened: Vec<Result<File, Unopened>>,
     root: Option<OwnedFd>,
+    made: Option<File>,
 ) -> Result<ExitCode> {
     let mut out = BufWriter::new(io::stdout());
+    if let Some(file) = made {
+        for (number, names) in perf_map::find(file, &request.made)? {
+            send(&mut out, &Answer::Names(number, names))?;
+        }
+        out.flush()?;
+    }
     let mut files = Vec::new();
     for (nth, (wanted, opened)) in (0..).zip(request.files.iter().zip(opened)) {
         match opened {

@@ -12,6 +12,7 @@
 //!    process at the deadline. What has no name until then keeps its address.
 
 mod child;
+mod perf_map;
 
 use crate::foreign::Mapping;
 use pinfold_pprof::internal::names::{Found, MOST_INLINED, Names, Place};
@@ -103,6 +104,8 @@ struct Request {
     subject: Subject,
     seconds: u64,
     files: Vec<Wanted>,
+    /// The numbers of the addresses that are in no file, and these addresses.
+    made: Vec<(u32, u64)>,
 }
 
 /// A file whose functions are to be named.
@@ -138,8 +141,12 @@ pub fn find(
     // A program can map one file many times, so the mappings of a file share one entry.
     let mut numbers = HashMap::new();
     let mut files: Vec<(Wanted, Vec<usize>)> = Vec::new();
+    let mut made = Vec::new();
     for place in places {
-        let nth = place.mapping;
+        let Some(nth) = place.mapping else {
+            made.push((place.number, place.position));
+            continue;
+        };
         let mapping = &mappings[nth];
         let key = (mapping.device, mapping.inode, &mapping.path);
         let number = *numbers.entry(key).or_insert_with(|| {
@@ -169,6 +176,7 @@ pub fn find(
         subject,
         seconds: patience.time.as_secs().max(1),
         files: wanted,
+        made,
     };
     let mut reader = Reader {
         request: &request,
@@ -397,6 +405,7 @@ mod tests {
             subject: Subject::own_file(),
             seconds: 60,
             files: Vec::new(),
+            made: Vec::new(),
         };
         let mut reader = Reader {
             request: &request,
