@@ -25,6 +25,19 @@ fn counters_without_labels_are_shown_on_request() -> Result<(), Box<dyn Error>> 
     Ok(())
 }
 
+#[test]
+#[cfg(feature = "prometheus-client")]
+fn counters_of_prometheus_client_are_shown_on_request() {
+    use pinfold::export::ShowError;
+    use pinfold_bridges::prometheus_client::metrics::counter::Counter;
+
+    let orders: Counter = Counter::default();
+    assert_eq!(orders.show("orders"), Ok(()));
+    assert_eq!(orders.show("orders"), Err(ShowError::Taken));
+    drop(orders);
+    assert!(hide("orders"));
+}
+
 /// The figures are those of the process's allocator, under the names of `pinfold serve`.
 #[test]
 fn the_allocator_is_collected() {

@@ -5,6 +5,7 @@ use crate::kinds::FloatSum;
 use ::prometheus_client::encoding::{EncodeCounterValue, EncodeMetric, MetricEncoder, NoLabelSet};
 use ::prometheus_client::metrics::{MetricType, TypedMetric};
 use pinfold::counter::EventCounter;
+use pinfold::export::{ShowError, show};
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -47,6 +48,28 @@ impl<N: CounterValue, A> Counter<N, A> {
     /// Returns the count, summed over the CPUs.
     pub fn get(&self) -> N {
         self.store.value()
+    }
+}
+
+impl<A> Counter<u64, A> {
+    /// Shows the counter to other processes under `name`, until the process ends: `pinfold vmstat
+    /// PID` prints it. The counter stays in memory from then on.
+    ///
+    /// # Errors
+    ///
+    /// [`ShowError`], for example if the process does not run on Pinfold's malloc.
+    ///
+    /// ```
+    /// use pinfold::export::ShowError;
+    /// use pinfold_bridges::prometheus_client::metrics::counter::Counter;
+    ///
+    /// let requests: Counter = Counter::default();
+    /// // This test does not run on Pinfold's malloc.
+    /// assert_eq!(requests.show("requests"), Err(ShowError::NoSegment));
+    /// ```
+    pub fn show(&self, name: &str) -> Result<(), ShowError> {
+        let store: &'static Arc<EventCounter> = Box::leak(Box::new(Arc::clone(&self.store)));
+        show::<EventCounter>(name, store)
     }
 }
 

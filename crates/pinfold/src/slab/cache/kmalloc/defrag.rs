@@ -69,7 +69,7 @@ pub unsafe fn defrag(block: *mut u8) -> Option<NonNull<u8>> {
     NonNull::new(new)
 }
 
-/// Allocates a block of `size` bytes from the fullest slab, for the new place of a block that moves.
+/// Allocates a block of `size` bytes from the fullest slab, as the new place of a block that moves.
 /// Returns `None` if there is none: for sizes without slabs of several blocks, in a process whose
 /// caches check, without memory, and while another thread forks.
 ///
@@ -84,7 +84,7 @@ pub fn defrag_alloc(size: usize) -> Option<NonNull<u8>> {
 }
 
 /// Gives a block to its slab, past the CPU's sheaf. Returns false, and does nothing, for a block
-/// that does not share its slab, and in a process whose caches check.
+/// that has its slab alone, and in a process whose caches check.
 ///
 /// Takes the node's lock.
 ///
