@@ -150,7 +150,7 @@ fn heap(arguments: &[&str]) -> String {
 #[track_caller]
 fn heap_json(arguments: &[&str]) -> Value {
     let text = heap(&[arguments, &["--json"]].concat());
-    serde_json::from_str::<Value>(&text).unwrap()["heap"].clone()
+    serde_json::from_str(&text).unwrap()
 }
 
 /// Runs `pinfold heap` with arguments that it refuses, and returns what it said.

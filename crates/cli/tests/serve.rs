@@ -440,12 +440,12 @@ fn each_link_of_the_page_is_answered() {
     let status = server.get("/status.json");
     let script = server.get("/page.js");
     for part in [
-        "live_and_sheaves",
-        "in_barns",
-        "free_in_slabs",
-        "dirty",
-        "metadata",
-        "resident",
+        "live_and_sheaves_bytes",
+        "in_barns_bytes",
+        "free_in_slabs_bytes",
+        "dirty_bytes",
+        "metadata_bytes",
+        "resident_bytes",
     ] {
         assert!(status.contains(&format!("\"{part}\":")), "{part}: {status}");
         assert!(script.contains(part), "{part}");

@@ -7,7 +7,7 @@ pub mod raw;
 pub mod report;
 pub mod symbols;
 
-use crate::foreign::{Unopened, open_regular};
+use crate::foreign::{Identity, Unopened, open_regular};
 use crate::live::{Ask, name};
 use crate::output;
 use anyhow::{Context, Result, bail};
@@ -20,6 +20,7 @@ use pinfold_malloc::settings::parse_heap_interval;
 pub use raw::Kept;
 use raw::Raw;
 use report::What;
+use serde::Serialize;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
@@ -41,8 +42,7 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     Start(StartArgs),
-    /// Stop the heap profile of a process; what was sampled stays known
-    Stop(Ask),
+    Stop(StopArgs),
     Dump(DumpArgs),
 }
 
@@ -57,6 +57,30 @@ struct StartArgs {
     /// 512k grows while it would give more than some 4,000 samples a second. Other values stay.
     #[arg(long, value_name = "BYTES", value_parser = interval, default_value = "512k")]
     interval: u64,
+
+    /// Print one JSON object instead of a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Stop the heap profile of a process; what was sampled stays known
+#[derive(clap::Args)]
+struct StopArgs {
+    #[command(flatten)]
+    ask: Ask,
+
+    /// Print one JSON object instead of a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// The answer of a process, for programs.
+#[derive(Serialize)]
+struct Answered {
+    process: Identity,
+    /// The mean bytes from one sample to the next, if sampling was started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interval_bytes: Option<u64>,
 }
 
 /// Print a heap profile, or write it for other tools
@@ -105,7 +129,7 @@ fn interval(text: &str) -> Result<u64, String> {
 pub fn main(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Start(args) => start(&args),
-        Command::Stop(ask) => stop(&ask),
+        Command::Stop(args) => stop(&args),
         Command::Dump(args) => dump(&args),
     }
 }
@@ -126,27 +150,39 @@ fn start(args: &StartArgs) -> Result<ExitCode> {
         ),
         _ => bail!("process {pid}: it does not know this request"),
     }
-    output::print(&format!(
-        "{} (process {pid}) takes a sample for each {} that it allocates, on average\n",
-        output::escaped(&name(pid)),
-        report::bytes(args.interval as f64)
-    ))?;
+    let answered = Answered {
+        process: Identity::of_pid(pid),
+        interval_bytes: Some(args.interval),
+    };
+    output::show(args.json, "heap start", &answered, || {
+        format!(
+            "{} (process {pid}) takes a sample for each {} that it allocates, on average\n",
+            output::escaped(&name(pid)),
+            report::bytes(args.interval as f64)
+        )
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn stop(ask: &Ask) -> Result<ExitCode> {
-    let pid = ask.pid();
-    match ask.ask_for(HEAP_STOP, 0)?.code() {
+fn stop(args: &StopArgs) -> Result<ExitCode> {
+    let pid = args.ask.pid();
+    match args.ask.ask_for(HEAP_STOP, 0)?.code() {
         Some(Code::Done) => {}
         Some(Code::Refused) => {
             bail!("process {pid}: it has no heap profile that is on, or is starting one just now")
         }
         _ => bail!("process {pid}: it does not know this request"),
     }
-    output::print(&format!(
-        "{} (process {pid}) samples no more; `pinfold heap dump {pid}` shows what it sampled\n",
-        output::escaped(&name(pid))
-    ))?;
+    let answered = Answered {
+        process: Identity::of_pid(pid),
+        interval_bytes: None,
+    };
+    output::show(args.json, "heap stop", &answered, || {
+        format!(
+            "{} (process {pid}) samples no more; `pinfold heap dump {pid}` shows what it sampled\n",
+            output::escaped(&name(pid))
+        )
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -229,10 +265,15 @@ fn subtract(profile: &mut Profile, path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn read(from: &str) -> Result<Profile> {
+/// Returns the profile that the user names, and the process if it is that of a running one.
+fn read(from: &str) -> Result<(Profile, Option<Identity>)> {
     match from.parse::<u32>() {
-        Ok(pid) if pid > 0 => Ok(Profile::of(&Raw::of_process(pid)?, PATIENCE)),
-        _ => read_file(Path::new(from)),
+        Ok(pid) if pid > 0 => {
+            let raw = Raw::of_process(pid)?;
+            let process = Identity::of_pid(pid);
+            Ok((Profile::of(&raw, PATIENCE), Some(process)))
+        }
+        _ => Ok((read_file(Path::new(from))?, None)),
     }
 }
 
@@ -272,7 +313,7 @@ fn leaks_of(profile: &Profile) -> Leaks {
 }
 
 fn dump(args: &DumpArgs) -> Result<ExitCode> {
-    let mut profile = read(&args.from)?;
+    let (mut profile, process) = read(&args.from)?;
     if let Some(old) = &args.diff {
         subtract(&mut profile, old)?;
     }
@@ -293,7 +334,8 @@ fn dump(args: &DumpArgs) -> Result<ExitCode> {
     }
     if args.json {
         let most = args.stacks.unwrap_or(usize::MAX);
-        output::print(&format!("{}\n", report::json(&profile, what, most)))?;
+        let report = report::json(&profile, process.as_ref(), what, most);
+        output::print(&output::object("heap dump", report)?)?;
     } else if args.output.is_none() && args.flame.is_none() {
         let list = match args.stacks {
             Some(most) => report::stacks(&profile, what, most),

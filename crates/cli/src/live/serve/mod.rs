@@ -7,15 +7,15 @@ mod look;
 mod metrics;
 mod once;
 mod request;
-mod status;
 
 use super::list;
 use super::source::Source;
+use super::status::Status;
 use crate::heap::Patience;
 use crate::output;
 use anyhow::{Context, Result};
 use http::{Response, Server, Waiting};
-use look::{Look, Processes};
+use look::{Look, Processes, Reading};
 use request::Request;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
@@ -175,6 +175,17 @@ pub fn main(args: Args) -> Result<ExitCode> {
     }
 }
 
+/// Returns the numbers of the page for people.
+fn status(look: &Look) -> String {
+    let readings = look.readings.iter();
+    let status = Status {
+        processes: readings.map(Reading::status).collect(),
+        unread: look.unread,
+    };
+    // The numbers and names have a form in JSON.
+    output::object("serve", &status).unwrap_or_default()
+}
+
 struct Served {
     processes: Processes,
     /// Whether the functions of a profile are being named.
@@ -193,7 +204,7 @@ impl Served {
                 Response::page(metrics::kind(request.format), text)
             }),
             "/status.json" => self.numbers(true, |look| {
-                Response::page("application/json", status::text(look))
+                Response::page("application/json", status(look))
             }),
             "/sd" => self.numbers(false, |look| discovery(look, request)),
             "/debug/pprof/heap" => self.numbers(false, |look| {
@@ -278,14 +289,13 @@ mod tests {
     use super::*;
     use crate::live::snapshot::Snapshot;
     use crate::live::snapshot::tests::segment;
-    use look::Reading;
     use request::Format;
 
     #[test]
     fn one_profile_is_made_at_a_time() {
         let look = Look {
             readings: vec![Reading::with(Snapshot::parse(&segment(0)).unwrap())],
-            unread: look::Unread::default(),
+            unread: list::Unread::default(),
         };
         let request = Request {
             path: "/debug/pprof/heap".to_owned(),

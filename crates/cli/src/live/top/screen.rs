@@ -166,14 +166,17 @@ impl List {
     }
 
     fn chosen(&self) -> Option<u32> {
-        self.rows.get(self.at).map(|row| row.pid)
+        self.rows.get(self.at).map(|row| row.process.pid)
     }
 
     /// Takes new rows. The chosen process stays the chosen one.
     fn take(&mut self, rows: Vec<list::Row>) {
         let chosen = self.chosen();
         self.rows = rows;
-        let place = self.rows.iter().position(|row| Some(row.pid) == chosen);
+        let place = self
+            .rows
+            .iter()
+            .position(|row| Some(row.process.pid) == chosen);
         self.at = place.unwrap_or(self.at).min(self.last());
     }
 
