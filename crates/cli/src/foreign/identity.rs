@@ -33,6 +33,12 @@ impl Identity {
         }
     }
 
+    /// Returns whether both are the same process, and not two that had the number one after the
+    /// other.
+    pub fn is(&self, other: &Identity) -> bool {
+        (self.pid, self.started_seconds) == (other.pid, other.started_seconds)
+    }
+
     /// Reads what a process calls itself. What cannot be read is empty.
     pub fn of(process: &Process) -> Identity {
         Identity {

@@ -306,7 +306,7 @@ impl Entry {
             cgroup: self.process().cgroup(),
             command: with_commands.then(|| self.process().command(COMMAND)),
             cpus: match with_threads {
-                true => threads_by_cpu(self.process().pid(), &snapshot),
+                true => threads_by_cpu(self.process(), &snapshot),
                 false => Vec::new(),
             },
             snapshot,

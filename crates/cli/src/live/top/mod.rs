@@ -189,7 +189,7 @@ fn once(screen: &mut Screen) -> Result<ExitCode> {
 /// Prints the numbers of a process, or of all.
 fn json(pid: Option<u32>) -> Result<ExitCode> {
     let of = |source: &Source, snapshot: &Snapshot| {
-        let cpus = threads_by_cpu(source.pid, snapshot);
+        let cpus = threads_by_cpu(source.process(), snapshot);
         Process::of(Identity::of(source.process()), snapshot, &cpus)
     };
     let status = match pid {
