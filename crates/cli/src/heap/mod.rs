@@ -241,8 +241,9 @@ fn profile_in(file: &File) -> Result<Profile> {
     Ok(Profile::of(&raw, PATIENCE))
 }
 
-/// Subtracts the profile in a file. Says what makes the difference hard to understand.
-fn subtract(profile: &mut Profile, path: &Path) -> Result<()> {
+/// Subtracts the profile in a file. Says what makes the difference hard to understand. Returns when
+/// the other profile was read or written, in nanoseconds since the epoch.
+fn subtract(profile: &mut Profile, path: &Path) -> Result<i64> {
     let old = read_file(path)?;
     let (path, programs) = (
         path.display(),
@@ -262,7 +263,7 @@ fn subtract(profile: &mut Profile, path: &Path) -> Result<()> {
         ));
     }
     profile.subtract(&old);
-    Ok(())
+    Ok(old.time_ns)
 }
 
 /// Returns the profile that the user names, and the process if it is that of a running one.
@@ -281,6 +282,13 @@ fn read(from: &str) -> Result<(Profile, Option<Identity>)> {
 /// `patience` is over keeps its address.
 pub fn pprof_of_process(pid: u32, patience: Patience) -> Result<Vec<u8>> {
     pprof::encode(&Profile::of(&Raw::of_process(pid)?, patience))
+}
+
+/// Returns the memory in use of a running process as a flame graph, by its heap profile. What has no
+/// name when `patience` is over keeps its address.
+pub fn flame_of_process(pid: u32, patience: Patience) -> Result<Vec<u8>> {
+    let profile = Profile::of(&Raw::of_process(pid)?, patience);
+    flame::svg(&profile, None, What::InUse)
 }
 
 /// What a program left in use when it ended.
@@ -314,9 +322,10 @@ fn leaks_of(profile: &Profile) -> Leaks {
 
 fn dump(args: &DumpArgs) -> Result<ExitCode> {
     let (mut profile, process) = read(&args.from)?;
-    if let Some(old) = &args.diff {
-        subtract(&mut profile, old)?;
-    }
+    let older = match &args.diff {
+        Some(old) => Some(subtract(&mut profile, old)?),
+        None => None,
+    };
     if args.output.is_some() || args.flame.is_some() {
         // The files have no place for the notes.
         profile.notes.iter().for_each(output::note);
@@ -330,7 +339,7 @@ fn dump(args: &DumpArgs) -> Result<ExitCode> {
         output::write("the profile", path, &bytes)?;
     }
     if let Some(path) = &args.flame {
-        flame::draw(&profile, what, path)?;
+        flame::draw(&profile, older, what, path)?;
     }
     if args.json {
         let most = args.stacks.unwrap_or(usize::MAX);

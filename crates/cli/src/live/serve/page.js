@@ -1,5 +1,12 @@
 "use strict";
+// What is known of each process, by its key.
 const pasts = new Map();
+// The flame graphs that are shown. They stay as they are until they are hidden.
+const flames = new Map();
+// How long a process that could not be read is remembered, in milliseconds.
+const memory = 300000;
+// The key of a process: another one that gets its number later has another key.
+const keyOf = process => `${process.pid} ${process.started_seconds}`;
 // The processes of which all caches are shown. Of the others, only busy caches are: at most these.
 const unfolded = new Set();
 const rows = 12;
@@ -133,8 +140,36 @@ function others(process, now, past, seconds) {
   ];
 }
 
+// Returns the flame graph of a process, which the server makes now.
+function flame(process) {
+  const address = `heap.svg?pid=${process.pid}`;
+  const figure = document.createElement("figure"), picture = document.createElement("img");
+  const said = document.createElement("figcaption");
+  picture.alt = `flame graph of the heap of process ${process.pid}`;
+  said.append("Making the flame graph …");
+  picture.onload = () => {
+    const saved = link(address, "save it");
+    saved.download = `heap-${process.pid}.svg`;
+    said.replaceChildren(saved, " to search and zoom in it; this makes it anew");
+  };
+  picture.onerror = async () => {
+    picture.remove();
+    try {
+      const answer = await fetch(address);
+      said.textContent = answer.ok ? "The server was busy; hide and show it again." :
+        await answer.text();
+    } catch (error) {
+      said.textContent = error.message;
+    }
+  };
+  picture.src = address;
+  figure.append(picture, said);
+  return figure;
+}
+
 function show(process, now) {
-  const past = pasts.get(process.pid) ??
+  const key = keyOf(process);
+  const past = pasts.get(key) ??
     { sums: [], refills: new Map(), others: new Map(), when: now };
   past.sums.push({ ...Object.fromEntries(chartKeys.map(key => [key, process[key]])), when: now });
   if (past.sums.length > readings) past.sums.shift();
@@ -146,7 +181,7 @@ function show(process, now) {
     past.refills.set(cache.name, cache.refills);
   }
   past.when = now;
-  pasts.set(process.pid, past);
+  pasts.set(key, past);
   const section = document.createElement("section");
   const title = document.createElement("h2");
   title.append(`${process.name} (process ${process.pid}) on ${process.backend}`);
@@ -155,8 +190,16 @@ function show(process, now) {
   const profile = document.createElement("p");
   profile.append(
     link(`debug/pprof/heap?pid=${process.pid}`, "heap profile"),
-    ` for pprof, after pinfold heap start ${process.pid}`);
+    ` for pprof, after pinfold heap start ${process.pid} `);
+  const button = document.createElement("button");
+  button.append(flames.has(key) ? "hide the flame graph" : "show the flame graph");
+  button.onclick = () => {
+    if (!flames.delete(key)) flames.set(key, flame(process));
+    update();
+  };
+  profile.append(button);
   section.append(profile);
+  if (flames.has(key)) section.append(flames.get(key));
   const sum = document.createElement("table");
   const counts = "live_bytes" in process;
   for (const [what, key] of sums) {
@@ -181,17 +224,17 @@ function show(process, now) {
   const isBusy = cache => cache.active_objects > 0 || cache.rate > 0;
   const busy = process.caches.filter(isBusy).sort(order);
   const all = process.caches.sort(order);
-  const shown = unfolded.has(process.pid) ? all : busy.slice(0, rows);
+  const shown = unfolded.has(key) ? all : busy.slice(0, rows);
   for (const cache of shown) {
     const row = body.insertRow();
     for (const [, key] of columns) cell(row, cache[key].toLocaleString());
   }
   section.append(caches);
-  if (all.length > shown.length || unfolded.has(process.pid)) {
+  if (all.length > shown.length || unfolded.has(key)) {
     const fold = document.createElement("button");
-    fold.append(unfolded.has(process.pid) ? "show fewer caches" : `show all ${all.length} caches`);
+    fold.append(unfolded.has(key) ? "show fewer caches" : `show all ${all.length} caches`);
     fold.onclick = () => {
-      if (!unfolded.delete(process.pid)) unfolded.add(process.pid);
+      if (!unfolded.delete(key)) unfolded.add(key);
       update();
     };
     section.append(fold);
@@ -208,8 +251,10 @@ async function update() {
     const now = performance.now(), count = status.processes.length;
     const sections = status.processes.map(process => show(process, now));
     const missing = Object.values(status.unread).reduce((sum, count) => sum + count, 0);
-    for (const pid of missing ? [] : pasts.keys()) {
-      if (!status.processes.some(process => process.pid === pid)) pasts.delete(pid);
+    const read = new Set(status.processes.map(keyOf));
+    for (const [key, past] of pasts) {
+      if (read.has(key) || (missing && now - past.when < memory)) continue;
+      for (const known of [pasts, flames, unfolded]) known.delete(key);
     }
     document.getElementById("processes").replaceChildren(...sections);
     const unread = missing === 0 ? "" : `; ${missing} more could not be read`;
