@@ -1,6 +1,7 @@
 //! `pinfold doctor`: what this machine offers, and what that means for Pinfold. With a process id:
 //! what is good and bad for that process.
 
+use crate::foreign::Identity;
 use crate::output::{self, Lines};
 use anyhow::Result;
 use pinfold::internal::{topology_below, with_tightest_cgroup};
@@ -78,21 +79,15 @@ struct Check {
 /// All checks of the machine, or of a process.
 #[derive(Serialize)]
 struct Report {
-    #[serde(flatten)]
-    process: Option<Subject>,
+    /// The process that is checked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    process: Option<Identity>,
     problems: usize,
     checks: Vec<Check>,
 }
 
-/// The process that is checked.
-#[derive(Serialize)]
-struct Subject {
-    pid: u32,
-    program: String,
-}
-
 impl Report {
-    fn new(process: Option<Subject>, checks: Vec<Check>) -> Report {
+    fn new(process: Option<Identity>, checks: Vec<Check>) -> Report {
         let is_problem = |check: &&Check| check.state == State::Problem;
         Report {
             process,
@@ -103,7 +98,7 @@ impl Report {
 
     fn text(&self) -> String {
         let subject = match &self.process {
-            Some(process) => format!("process {} ({})", process.pid, process.program),
+            Some(process) => format!("process {} ({})", process.pid, process.name),
             None => "this machine".to_owned(),
         };
         let mut lines = Lines::default();
@@ -126,9 +121,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         Some(pid) => process::report(pid)?,
         None => Report::new(None, machine(&args.root)),
     };
-    output::show(args.json, &output::named("doctor", &report), || {
-        report.text()
-    })?;
+    output::show(args.json, "doctor", &report, || report.text())?;
     let has_failed = args.check && report.problems > 0;
     Ok(ExitCode::from(u8::from(has_failed)))
 }

@@ -1,6 +1,6 @@
 //! `pinfold migrate`: moves the pages of a process to other nodes.
 
-use crate::foreign::{Deadline, NO_PROC};
+use crate::foreign::{Deadline, Identity, NO_PROC};
 use crate::live;
 use crate::numastat::Process;
 use crate::numastat::maps::Usage;
@@ -59,18 +59,23 @@ fn nodes(text: &str) -> Result<NodeSet, String> {
     }
 }
 
-/// Bytes by node before and after, in the order of `nodes`.
+/// What was moved.
 #[derive(Serialize)]
 struct Answer {
-    pid: u32,
-    name: String,
+    process: Identity,
     from: Vec<usize>,
     to: Vec<usize>,
     /// Pages that the kernel tried to move and could not.
-    not_moved: usize,
-    nodes: Vec<usize>,
-    before: Vec<u64>,
-    after: Vec<u64>,
+    not_moved_pages: usize,
+    nodes: Vec<OnNode>,
+}
+
+/// The process's memory on a node.
+#[derive(Serialize)]
+struct OnNode {
+    node: usize,
+    before_bytes: u64,
+    after_bytes: u64,
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
@@ -98,19 +103,19 @@ pub fn main(args: Args) -> Result<ExitCode> {
         .nodes
         .or(&before.nodes())
         .or(&after.nodes());
-    let bytes = |usage: &Usage| nodes.iter().map(|node| usage.total(node)).collect();
+    let nodes = nodes.iter().map(|node| OnNode {
+        node,
+        before_bytes: before.total(node),
+        after_bytes: after.total(node),
+    });
     let answer = Answer {
-        pid,
-        name,
+        process: process.identity(name),
         from: from.iter().collect(),
         to: to.iter().collect(),
-        not_moved,
-        before: bytes(&before),
-        after: bytes(&after),
-        nodes: nodes.iter().collect(),
+        not_moved_pages: not_moved,
+        nodes: nodes.collect(),
     };
-    let value = output::named("migrate", &answer);
-    output::show(args.json, &value, || answer.to_string())?;
+    output::show(args.json, "migrate", &answer, || answer.to_string())?;
     Ok(ExitCode::from(u8::from(not_moved > 0)))
 }
 
@@ -158,9 +163,9 @@ fn explain(error: PolicyError, pid: u32) -> anyhow::Error {
 impl Answer {
     /// Returns the bytes that are left on nodes that they should have left.
     fn left(&self) -> u64 {
-        let rows = self.nodes.iter().zip(&self.after);
-        let left = rows.filter(|(node, _)| self.from.contains(node) && !self.to.contains(node));
-        left.fold(0, |sum, (_, &bytes)| sum.saturating_add(bytes))
+        let is_left = |on: &&OnNode| self.from.contains(&on.node) && !self.to.contains(&on.node);
+        let left = self.nodes.iter().filter(is_left);
+        left.fold(0, |sum, on| sum.saturating_add(on.after_bytes))
     }
 }
 
@@ -170,16 +175,19 @@ impl fmt::Display for Answer {
         let mut head = Lines::default();
         head.add(format_args!(
             "process {} ({}): moved from {} to {}; pages that could not be moved: {}",
-            self.pid,
-            self.name,
+            self.process.pid,
+            self.process.name,
             set(&self.from),
             set(&self.to),
-            self.not_moved
+            self.not_moved_pages
         ));
-        let rows = [("before", &self.before), ("after", &self.after)];
+        let before = |on: &OnNode| on.before_bytes;
+        let rows: [(&str, &dyn Fn(&OnNode) -> u64); 2] =
+            [("before", &before), ("after", &|on| on.after_bytes)];
         let mut table = Table::of(rows).column("MiB", |row| row.0);
-        for (nth, node) in self.nodes.iter().enumerate() {
-            table = table.column(format_args!("node {node}"), |row| live::mib(row.1[nth]));
+        for on in &self.nodes {
+            let head = format!("node {}", on.node);
+            table = table.column(head, |row| live::mib(row.1(on)));
         }
         write!(f, "{head}{}", table.table())?;
         let left = self.from.iter().copied();

@@ -379,7 +379,7 @@ fn doctor_reports_every_check() {
     let (out, ..) = texts(pinfold().args(["doctor", "--json"]));
     let json: serde_json::Value = serde_json::from_str(&out).unwrap();
     assert!(
-        json["doctor"]["checks"]
+        json["checks"]
             .as_array()
             .unwrap()
             .iter()
@@ -539,4 +539,42 @@ fn a_preloaded_library_reports_and_ignores_unreadable_settings() {
         assert_eq!(preloaded(name, ""), "");
     }
     assert_eq!(preloaded("PINFOLD_SHEPHERD", "on"), "");
+}
+
+/// The program's own output must not end up in what another program reads.
+#[test]
+fn the_report_goes_to_a_file_as_text_or_as_json() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("report");
+    let option = format!("--stats={}", file.display());
+    let script = "echo out; echo err >&2; exit 7";
+    let run = |options: &[&str]| {
+        let words = [&["run"], options, &["--", "sh", "-c", script]].concat();
+        texts(pinfold().args(words))
+    };
+    let (out, error, code) = run(&[&option]);
+    assert_eq!((&out[..], &error[..], code), ("out\n", "err\n", Some(7)));
+    let report = fs::read_to_string(&file).unwrap();
+    assert_has(&report, &["pinfold: process ", "  cache hits  "]);
+    let (out, error, code) = run(&[&option, "--json"]);
+    assert_eq!((&out[..], &error[..], code), ("out\n", "err\n", Some(7)));
+    let report = fs::read_to_string(&file).unwrap();
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    assert!(
+        report["counts"]["allocations"].as_u64() > Some(0),
+        "{report}"
+    );
+    assert_eq!(report["process"]["command"], format!("sh -c {script}"));
+    // Without a file, the object follows what the program wrote.
+    let (out, error, code) = run(&["--stats", "--json"]);
+    assert_eq!((&out[..], code), ("out\n", Some(7)));
+    let object = error.strip_prefix("err\n").unwrap();
+    assert!(
+        serde_json::from_str::<serde_json::Value>(object).is_ok(),
+        "{error}"
+    );
+    let (out, error, code) = run(&["--stats=/no/such/folder/report"]);
+    assert_eq!((&out[..], code), ("", Some(2)));
+    assert_has(&error, &["/no/such/folder/report"]);
+    assert_eq!(run(&["--json"]).2, Some(2));
 }

@@ -23,7 +23,7 @@ fn said(command: std::process::Command, name: &str) -> (String, String, String) 
     let output = Command::from_std(command).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let checks = json["doctor"]["checks"].as_array().unwrap();
+    let checks = json["checks"].as_array().unwrap();
     let check = checks.iter().find(|check| check["name"] == name).unwrap();
     let text = |field: &str| check[field].as_str().unwrap().to_owned();
     (text("state"), text("found"), text("follows"))
@@ -158,7 +158,7 @@ fn a_problem_is_an_exit_status_for_probes() {
     let code = |mut command: std::process::Command| {
         let output = command.arg("--check").output().unwrap();
         let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        (output.status.code(), json["doctor"]["problems"].clone())
+        (output.status.code(), json["problems"].clone())
     };
     let root = tempfile::tempdir().unwrap();
     let cpus = root.path().join("sys/devices/system/cpu");

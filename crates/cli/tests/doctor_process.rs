@@ -106,8 +106,8 @@ fn verdict(program: &Program, name: &str) -> (String, String, String) {
     let (out, error, code) = doctor(&[&pid, "--json"]);
     assert_eq!(code, Some(0), "{error}");
     let answer: Value = serde_json::from_str(&out).unwrap();
-    assert_eq!(answer["doctor"]["pid"], program.id());
-    let checks = answer["doctor"]["checks"].as_array().unwrap();
+    assert_eq!(answer["process"]["pid"], program.id());
+    let checks = answer["checks"].as_array().unwrap();
     let check = checks.iter().find(|check| check["name"] == name).unwrap();
     let text = |field: &str| check[field].as_str().unwrap().to_owned();
     (text("state"), text("found"), text("follows"))
@@ -126,7 +126,7 @@ fn missing_restartable_sequences_are_no_problem_if_the_user_wanted_none() {
     let machine: Value = serde_json::from_str(&rseq).unwrap();
     let program = start("sleeps", &[]);
     let (state, found, _) = verdict(&program, "backend");
-    assert_eq!(machine["doctor"]["checks"][0]["state"], state, "{found}");
+    assert_eq!(machine["checks"][0]["state"], state, "{found}");
 }
 
 #[test]

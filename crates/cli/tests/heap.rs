@@ -219,7 +219,7 @@ fn heap(arguments: &[&str]) -> String {
 #[track_caller]
 fn heap_json(arguments: &[&str]) -> Value {
     let text = heap(&[arguments, &["--json"]].concat());
-    serde_json::from_str::<Value>(&text).unwrap()["heap"].clone()
+    serde_json::from_str(&text).unwrap()
 }
 
 /// Runs `pinfold heap` with arguments that it refuses, and returns what it said.
@@ -295,6 +295,12 @@ fn profiles_are_written_for_other_tools_and_compared() {
     assert!(fs::read(&packed).unwrap().starts_with(&[0x1f, 0x8b]));
     let picture = fs::read_to_string(&flame).unwrap();
     assert!(picture.contains("<svg") && picture.contains("keeps_a_quarter"));
+    // Long names keep their beginning, and the colours are those of memory: green and blue.
+    assert!(picture.contains("truncate_text_right = true"), "{picture}");
+    assert!(picture.contains(" UTC</text>"), "{picture}");
+    let colours = colours(&picture);
+    let is_of_memory = |[red, green, _]: &[u8; 3]| *red == 0 && *green >= 190;
+    assert!(colours.iter().all(is_of_memory), "{colours:?}");
     // A file of another tool's format says the same as the process's own file.
     let (first, second) = (heap_json(&["dump", &file]), heap_json(&["dump", &packed]));
     assert_eq!(
@@ -335,6 +341,18 @@ fn profiles_are_written_for_other_tools_and_compared() {
     assert!(said.contains("no call stack holds memory"), "{said}");
 }
 
+/// Returns the colours of the frames of a flame graph.
+fn colours(picture: &str) -> Vec<[u8; 3]> {
+    let frames = picture.rsplit("id=\"frames\"").next().unwrap();
+    let colours = frames.split("fill=\"rgb(").skip(1);
+    let colours = colours.map(|rest| {
+        let numbers = rest.split(')').next().unwrap().split(',');
+        let numbers: Vec<u8> = numbers.map(|number| number.parse().unwrap()).collect();
+        numbers.try_into().unwrap()
+    });
+    colours.collect()
+}
+
 #[test]
 fn a_difference_says_what_grew_and_what_is_odd_about_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -362,6 +380,19 @@ fn a_difference_says_what_grew_and_what_is_odd_about_it() {
         String::from_utf8(said.stderr).unwrap()
     };
     assert!(dump(&newer, &[&older]).contains("is newer than this profile"));
+    // A flame graph of growth is red, one of the same the other way round is blue, and both name
+    // two times.
+    for (first, second, chosen) in [(&newer, &older, 0), (&older, &newer, 2)] {
+        let file = path("difference.svg");
+        heap(&["dump", first, "--diff", second, "--flame", &file]);
+        let picture = fs::read_to_string(file).unwrap();
+        assert_eq!(picture.matches(" UTC").count(), 2, "{picture}");
+        assert_has(&picture, &["change of the bytes in use", "red has grown"]);
+        let is_chosen = |colour: &&[u8; 3]| colour[chosen] == 255 && colour[2 - chosen] < 250;
+        let colours = colours(&picture);
+        let count = colours.iter().filter(is_chosen).count();
+        assert!(count > 0, "{chosen}: {colours:?}");
+    }
     assert_eq!(dump(&older, &[&newer]), "");
     let other = path("other");
     let options = ["run", "--heap=1", "--heap-file", &other, "--"];
@@ -626,9 +657,21 @@ fn a_running_process_is_profiled_from_outside() {
     });
     assert!(heap(&["dump", &pid, "--stacks", "3"]).contains("keeps_a_quarter"));
 
-    let page = Server::start(1000, &[&pid]).get("/debug/pprof/heap");
+    let server = Server::start(1000, &[&pid]);
+    let page = server.get("/debug/pprof/heap");
     assert!(page.starts_with("HTTP/1.1 200"), "{page}");
     assert_has(&page, &["heap.pb.gz"]);
+    let picture = server.get(&format!("/heap.svg?pid={pid}"));
+    assert!(picture.starts_with("HTTP/1.1 200"), "{picture}");
+    let headers = [
+        "Content-Type: image/svg+xml\r\n",
+        "Content-Disposition: attachment; filename=heap.svg\r\n",
+    ];
+    assert_has(&picture, &headers);
+    assert_has(&picture, &["</svg>", "keeps_a_quarter"]);
+    let other = server.get("/heap.svg?pid=1");
+    assert!(other.starts_with("HTTP/1.1 404"), "{other}");
+    assert_has(&other, &["/heap.svg?pid=PID"]);
     assert!(heap(&["stop", &pid, "--timeout", "50"]).contains("samples no more"));
     // What was sampled stays known.
     heap(&["dump", &pid]);

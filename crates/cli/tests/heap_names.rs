@@ -197,7 +197,7 @@ fn foreign_text_is_escaped_once_and_begins_no_line() {
     let shown = "a\\u001b]0;x\\u0007\\012\\u009b31m\\u0009b+0x64";
     assert!(profile.text(&[]).contains(shown), "{}", profile.text(&[]));
     let json: serde_json::Value = serde_json::from_str(&profile.text(&["--json"])).unwrap();
-    let name = &json["heap"]["stacks"][0]["functions"][0];
+    let name = &json["stacks"][0]["functions"][0];
     assert_eq!(name, "a\u{1b}]0;x\u{7}\\012\u{9b}31m\tb+0x64");
 
     let picture = profile.folder.path().join("x.svg");

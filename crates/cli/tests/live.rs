@@ -87,14 +87,14 @@ fn json(words: &[&str]) -> Value {
 /// Returns the row of process `pid` in `pinfold list`.
 fn listed(pid: u32) -> Option<Value> {
     let answer = json(&["list", "--json"]);
-    let rows = answer["list"].as_array().unwrap();
+    let rows = answer["processes"].as_array().unwrap();
     rows.iter().find(|row| row["pid"] == pid).cloned()
 }
 
 /// Returns a cache of `pinfold slabinfo`.
 fn cache(pid: u32, name: &str) -> Value {
     let answer = json(&["slabinfo", &pid.to_string(), "--json"]);
-    let caches = answer["slabinfo"]["caches"].as_array().unwrap().clone();
+    let caches = answer["caches"].as_array().unwrap().clone();
     let mut caches = caches.into_iter();
     caches.find(|cache| cache["name"] == name).unwrap()
 }
@@ -117,7 +117,7 @@ fn a_running_program_is_listed_with_its_memory() {
 fn slabinfo_tells_the_objects_of_each_cache() {
     let program = start("sleeps");
     let row = cache(program.id(), "kmalloc-03072");
-    let active = row["active"].as_u64().unwrap();
+    let active = row["active_objects"].as_u64().unwrap();
     // Beside the blocks in use, only sheaves hold objects.
     assert!((1000..1500).contains(&active), "{row}");
     assert!(row["objects"].as_u64().unwrap() >= active, "{row}");
@@ -147,7 +147,7 @@ fn stat_shows_rates_and_ends_with_the_process() {
     assert!(
         lines
             .iter()
-            .all(|line| line["slow_calls"].as_f64().unwrap() > 0.0),
+            .all(|line| line["slow_calls_per_second"].as_f64().unwrap() > 0.0),
         "{text}"
     );
     let stat = pinfold()
@@ -258,8 +258,11 @@ fn numbers_are_served_over_http_until_the_process_ends() {
     let status = server.get("/status.json");
     let status: Value = serde_json::from_str(status.split_once("\r\n\r\n").unwrap().1).unwrap();
     let shown = &status["processes"][0];
-    assert_eq!(shown["sum"]["held"], held);
-    for value in [&shown["cpus"][0][1], &shown["nodes"][0]["used"]] {
+    assert_eq!(shown["held_bytes"], held);
+    for value in [
+        &shown["cpus"][0]["threads"],
+        &shown["nodes"][0]["used_bytes"],
+    ] {
         assert!(value.as_u64() > Some(0), "{shown}");
     }
     assert!(server.get("/").contains("<title>Pinfold</title>"));
@@ -295,7 +298,7 @@ fn a_process_that_counts_every_call_is_shown_too() {
     assert!(listed(program.id()).is_some());
     let row = cache(program.id(), "kmalloc-03072");
     assert!(
-        (1000..1500).contains(&row["active"].as_u64().unwrap()),
+        (1000..1500).contains(&row["active_objects"].as_u64().unwrap()),
         "{row}"
     );
     let held = json(&["stat", &pid, "--json"])["held_bytes"].as_u64();

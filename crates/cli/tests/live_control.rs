@@ -11,7 +11,7 @@ mod texts;
 use filter::install;
 use pinfold::internal::segment::{Answer, Code, HEAP_START, Mailbox, Request};
 use program::{Program, ROLE, RUN, eventually, fork_child, in_role};
-use serde_json::Value;
+use serde_json::{Value, json};
 use shown::pinfold as run;
 use std::fs;
 use std::hint::black_box;
@@ -141,11 +141,7 @@ fn ask(words: &[&str]) -> Value {
 
 /// Returns a setting's present value.
 fn value(pid: &str, name: &str) -> Value {
-    let answer = ask(&["set", pid]);
-    let settings = answer["set"]["settings"].as_array().unwrap().clone();
-    let mut settings = settings.into_iter();
-    let setting = settings.find(|setting| setting["name"] == name);
-    setting.unwrap()["value"].clone()
+    ask(&["set", pid])["settings"][name].clone()
 }
 
 fn is_alive(pid: u32) -> bool {
@@ -162,7 +158,7 @@ fn trim_gives_memory_back_and_says_how_much() {
     writeln!(program.process.stdin.as_mut().unwrap(), "free").unwrap();
     assert!(program.says("freed"));
     let answer = ask(&["trim", &pid]);
-    let bytes = answer["trim"]["returned_bytes"].as_u64().unwrap();
+    let bytes = answer["returned_bytes"].as_u64().unwrap();
     assert!(bytes >= 1 << 20, "{answer}");
     let (out, error, code) = run(&["trim", &pid, "--timeout", "60"]);
     assert_eq!(code, Some(0), "{error}");
@@ -177,28 +173,46 @@ fn a_process_with_a_long_interval_can_be_asked() {
     for interval in ["86400000", "20", "86400000", "own"] {
         ask(&["set", &pid, &format!("shepherd-interval={interval}")]);
     }
-    assert_eq!(value(&pid, "shepherd-interval"), "own");
+    assert_eq!(value(&pid, "shepherd_interval_seconds"), Value::Null);
 }
 
 #[test]
 fn settings_change_in_a_running_process() {
     let program = start("works");
     let pid = program.pid();
-    for (change, shown) in [
-        ("decay=1500", "1500 ms"),
-        ("memory-limit=64G", "64G"),
-        ("PINFOLD_MEMORY_LIMIT=none", "none"),
-        ("memory-limit=50%", "50%"),
-        ("thp=always", "always"),
-        ("sheaf-budget=8M", "8M"),
-        ("dirty-limit=2M", "2M"),
-        ("shepherd-interval=250", "250 ms"),
-        ("shepherd-interval=own", "own"),
+    for (change, field, shown) in [
+        ("decay=1500", "decay_seconds", json!(1.5)),
+        (
+            "memory-limit=64G",
+            "memory_limit_bytes",
+            json!(64_u64 << 30),
+        ),
+        (
+            "PINFOLD_MEMORY_LIMIT=none",
+            "memory_limit_bytes",
+            json!(null),
+        ),
+        ("memory-limit=50%", "memory_limit_percent", json!(50)),
+        ("thp=always", "thp", json!("always")),
+        ("sheaf-budget=8M", "sheaf_budget_bytes", json!(8 << 20)),
+        ("dirty-limit=2M", "dirty_limit_bytes", json!(2 << 20)),
+        (
+            "shepherd-interval=250",
+            "shepherd_interval_seconds",
+            json!(0.25),
+        ),
+        (
+            "shepherd-interval=own",
+            "shepherd_interval_seconds",
+            json!(null),
+        ),
     ] {
+        let before = value(&pid, field);
         let answer = ask(&["set", &pid, change]);
-        assert_eq!(answer["set"]["settings"][0]["value"], shown, "{answer}");
+        assert_eq!(answer["settings"].get(field), Some(&shown), "{answer}");
+        assert_eq!(answer["before"].get(field), Some(&before), "{answer}");
     }
-    assert_eq!(value(&pid, "decay"), "1500 ms");
+    assert_eq!(value(&pid, "decay_seconds"), 1.5);
     assert_eq!(value(&pid, "thp"), "always");
     let (out, _, code) = run(&["set", &pid, "--timeout", "60"]);
     assert_eq!(code, Some(0));
@@ -267,7 +281,7 @@ fn sandboxed_children_do_what_they_may_and_live_on() {
         let pid = pid.to_string();
         ask(&["trim", &pid]);
         ask(&["set", &pid, "decay=700"]);
-        assert_eq!(value(&pid, "decay"), "700 ms");
+        assert_eq!(value(&pid, "decay_seconds"), 0.7);
     }
     let (out, error, _) = run(&["list"]);
     for child in [child, filtered, limited] {

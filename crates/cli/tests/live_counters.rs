@@ -131,7 +131,7 @@ fn block(pid: &str) -> Value {
 }
 
 fn value(block: &Value, name: &str) -> Option<i64> {
-    let counters = block["vmstat"]["counters"].as_array().unwrap();
+    let counters = block["counters"].as_array().unwrap();
     let counter = counters.iter().find(|counter| counter["name"] == name)?;
     counter["value"].as_i64()
 }
@@ -164,9 +164,9 @@ fn counters_and_sets_are_shown_by_name() {
         wait_for(&pid, name, expected);
     }
     let block = block(&pid);
-    let kind = |nth: usize| block["vmstat"]["counters"][nth]["kind"].clone();
+    let kind = |nth: usize| block["counters"][nth]["kind"].clone();
     assert_eq!((kind(0), kind(1)), ("events".into(), "level".into()));
-    assert!(block["vmstat"]["age_seconds"].as_f64().is_some(), "{block}");
+    assert!(block["age_seconds"].as_f64().is_some(), "{block}");
     let (out, _, code) = pinfold(&["vmstat", &pid]);
     assert_eq!(code, Some(0));
     assert_eq!(
@@ -192,7 +192,7 @@ fn hidden_counters_are_gone_and_bad_names_are_refused() {
     let program = start("hides", "on");
     let block = wait_for(&program.pid(), "nr_free", 42);
     assert_eq!(value(&block, "requests"), None);
-    let counters = block["vmstat"]["counters"].as_array().unwrap();
+    let counters = block["counters"].as_array().unwrap();
     assert_eq!(counters.len(), 5, "{block}");
 }
 

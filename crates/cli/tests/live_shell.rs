@@ -149,8 +149,8 @@ fn a_list_tells_the_age_of_the_process() {
     sleep(Duration::from_millis(1500));
     let output = pinfold().args(["list", "--json"]).output().unwrap();
     let list: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let rows = list["list"].as_array().unwrap();
+    let rows = list["processes"].as_array().unwrap();
     let own = rows.iter().find(|row| row["pid"] == program.id());
-    let seconds = own.unwrap()["seconds"].as_u64().unwrap();
+    let seconds = own.unwrap()["age_seconds"].as_u64().unwrap();
     assert!((1..60).contains(&seconds), "{seconds}");
 }

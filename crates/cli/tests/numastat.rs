@@ -3,7 +3,7 @@
 mod shown;
 mod texts;
 
-use shown::{command, json, machine, numbers, pinfold};
+use shown::{command, json, machine, numbers_of, pinfold};
 use std::fs;
 use std::process::Stdio;
 use texts::assert_has;
@@ -31,10 +31,11 @@ fn pages_of_processes_are_counted_by_node() {
     );
     assert_has(&out, &["Node 0", &format!("PID {own}")]);
     let answer = json(&["numastat", "--json", &own]);
-    let process = &answer["numastat"][0];
-    let total: u64 = numbers(&process["total"]).iter().sum();
-    let parts = ["huge", "heap", "stack", "private"];
-    let parts: u64 = parts.iter().flat_map(|part| numbers(&process[part])).sum();
+    let process = &answer["processes"][0];
+    let sum = |field| numbers_of(&process["nodes"], field).iter().sum::<u64>();
+    let total = sum("total_bytes");
+    let parts = ["huge_bytes", "heap_bytes", "stack_bytes", "private_bytes"];
+    let parts: u64 = parts.into_iter().map(sum).sum();
     assert!(total > 100 << 10 && total == parts, "{answer}");
     assert_eq!(process["pid"].to_string(), own);
     child.kill().unwrap();
@@ -170,9 +171,12 @@ fn the_system_is_shown_in_the_layout_of_numastat() {
     assert!(allocations.contains("\nPer-node numastat info (in MBs):\n"));
     assert!(allocations.contains("\nInterleave_Hit "), "{allocations}");
     let answer = json(&["numastat", "--json", "--root", folder]);
-    let total = &answer["system"]["memory"]["MemTotal"];
-    assert_eq!(numbers(total), [2, 4, 6, 8, 10].map(|mib| mib << 20));
-    assert_eq!(numbers(&answer["system"]["memory"]["Other"]), [9 << 10; 5]);
+    let nodes = answer["system"]["nodes"].as_array().unwrap();
+    let memory: Vec<_> = nodes.iter().map(|node| &node["memory_bytes"]).collect();
+    let of = |name: &str| memory.iter().map(|of| of[name].as_u64().unwrap()).collect();
+    let (total, other): (Vec<u64>, Vec<u64>) = (of("MemTotal"), of("Other"));
+    assert_eq!(total, [2, 4, 6, 8, 10].map(|mib| mib << 20));
+    assert_eq!(other, [9 << 10; 5]);
 }
 
 /// Compares the words and the columns, because the numbers change all the time.

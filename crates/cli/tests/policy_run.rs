@@ -93,6 +93,13 @@ fn missing_nodes_are_an_error_before_the_program_starts() {
         let missing = "--policy: nodes 1022-1023 are not there; this machine has node";
         assert_has(&error, &[missing, "Nothing was started"]);
     }
+    // The words that need no quotes in a shell, as the help has them.
+    let (_, error, code) = pinfold(&["run", "--policy", "nonsense", "--", "true"]);
+    assert_eq!(code, Some(2));
+    assert_has(
+        &error,
+        &["\"nonsense\"", "local, prefer-many, weighted-interleave\n"],
+    );
     let (_, error, code) = pinfold(&["run", "--policy", "bind:0@0", "--", "true"]);
     assert!(code == Some(2) && error.contains("no home node"), "{error}");
     // Relative positions beyond the last node begin again at the first.

@@ -194,6 +194,11 @@ fn other_sites_get_nothing() {
             "Host: localhost\r\nSec-Fetch-Site: cross-site",
             "403",
         ),
+        (
+            "/heap.svg?pid=1",
+            "Host: localhost\r\nSec-Fetch-Site: cross-site",
+            "403",
+        ),
     ] {
         let answer = server.answer(&format!("GET {path} HTTP/1.1\r\n{headers}\r\n\r\n"));
         let answer = answer.unwrap();
@@ -204,7 +209,8 @@ fn other_sites_get_nothing() {
             "Cross-Origin-Resource-Policy: same-origin",
             "Referrer-Policy: no-referrer",
             "Cache-Control: no-store",
-            "Content-Security-Policy: default-src 'none'; script-src 'self'",
+            "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; \
+             connect-src 'self'; img-src 'self'; base-uri 'none'; ",
         ] {
             assert!(answer.contains(words), "{words}: {answer}");
         }
@@ -440,14 +446,23 @@ fn each_link_of_the_page_is_answered() {
     let status = server.get("/status.json");
     let script = server.get("/page.js");
     for part in [
-        "live_and_sheaves",
-        "in_barns",
-        "free_in_slabs",
-        "dirty",
-        "metadata",
-        "resident",
+        "live_and_sheaves_bytes",
+        "in_barns_bytes",
+        "free_in_slabs_bytes",
+        "dirty_bytes",
+        "metadata_bytes",
+        "resident_bytes",
     ] {
         assert!(status.contains(&format!("\"{part}\":")), "{part}: {status}");
         assert!(script.contains(part), "{part}");
     }
+    // It shows the flame graph of a process as an image. Without a profile, the answer says what to
+    // do, and the script shows that.
+    assert_has(
+        &script,
+        &["`heap.svg?pid=${process.pid}`", "createElement(\"img\")"],
+    );
+    let flame = server.get("/heap.svg");
+    assert!(flame.starts_with("HTTP/1.1 503"), "{flame}");
+    assert_has(&flame, &["heap start"]);
 }

@@ -134,8 +134,8 @@ fn errors_name_the_piece_and_what_to_write() {
         (
             "fast:0",
             0,
-            "\"fast\" at byte 0: no such mode; write one of default, prefer, bind, interleave, local, prefer (many), weighted \
-             interleave",
+            "\"fast\" at byte 0: no such mode; write one of default, prefer, bind, interleave, local, prefer-many, \
+             weighted-interleave",
         ),
         (
             "mpol=",
@@ -189,7 +189,7 @@ fn errors_name_the_piece_and_what_to_write() {
         (
             "prefer:0-1",
             7,
-            "\"0-1\" at byte 7: prefer takes one node, a plain number; for several write \"prefer (many)\"",
+            "\"0-1\" at byte 7: prefer takes one node, a plain number; for several write prefer-many",
         ),
         (
             "bind:",

@@ -25,7 +25,7 @@ mod own;
 
 use internal::{ParseError, pprof};
 #[cfg(feature = "flamegraph")]
-use internal::{flame, profile::What};
+use internal::{flame, flame::Picture, profile::What};
 use own::Naming;
 use pinfold_malloc::heap_profile;
 pub use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
@@ -142,7 +142,13 @@ pub fn dump_flamegraph() -> Result<Vec<u8>, Error> {
     fn clean(text: &str) -> Cow<'_, str> {
         text.replace(char::is_control, "\u{fffd}").into()
     }
-    flame::draw(&own::profile(Naming::Functions)?, What::InUse, clean)
+    let picture = Picture {
+        what: What::InUse,
+        subtitle: None,
+        most: usize::MAX,
+        clean,
+    };
+    flame::draw(&own::profile(Naming::Functions)?, picture)
 }
 
 /// The functions of this crate under the names of `jemalloc_pprof`. There is always one.

@@ -136,7 +136,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let signal = rounds.measure(&plan, args.rounds.into(), &progress)?;
     drop(progress);
     let report = rounds.report(&plan);
-    output::show(is_json, &report, || report::text(&report))?;
+    output::show(is_json, "compare", &report, || report::text(&report))?;
     if let Some(signal) = signal {
         output::note(format_args!("signal {signal} ended the measurement"));
         return Ok(ExitCode::from(128 + signal as u8));
@@ -332,7 +332,7 @@ impl Rounds {
         let told = allocators.iter().enumerate();
         let told = told.filter(|(nth, measured)| *nth > 0 || measured.failure.is_some());
         Report {
-            command: (plan.command.iter())
+            program: (plan.command.iter())
                 .map(|word| word.to_string_lossy().into_owned())
                 .collect(),
             rounds,

@@ -128,7 +128,8 @@ pub struct Measured {
 
 #[derive(Serialize)]
 pub struct Report {
-    pub command: Vec<String>,
+    /// The program and its arguments.
+    pub program: Vec<String>,
     /// Complete rounds, without the first one, which warms up.
     pub rounds: usize,
     /// The first one is the program as it is.

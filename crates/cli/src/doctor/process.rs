@@ -3,8 +3,8 @@
 //! The checks use the process's segment and its files in `/proc`. A check whose files cannot be
 //! read says so, and is no problem. What the user asked for by a variable is a note.
 
-use super::{Check, Report, State, Subject, check};
-use crate::foreign;
+use super::{Check, Report, State, check};
+use crate::foreign::{self, Identity};
 use crate::live::{Snapshot, Source, backend_name};
 use anyhow::{Context, Result};
 use pinfold::internal::segment::{Call, SlabEvent};
@@ -83,8 +83,8 @@ pub fn report(pid: u32) -> Result<Report> {
         ("mappings", process.mappings()),
     ];
     let checks = checks.map(|(name, check)| Check { name, ..check });
-    let program = source.name();
-    Ok(Report::new(Some(Subject { pid, program }), checks.into()))
+    let identity = Identity::of(source.process());
+    Ok(Report::new(Some(identity), checks.into()))
 }
 
 /// How many bytes of a process's environment are searched.

@@ -19,6 +19,7 @@
 
 mod content;
 mod deadline;
+mod identity;
 mod maps;
 mod memory;
 mod open;
@@ -26,6 +27,7 @@ mod process;
 
 pub use content::Content;
 pub use deadline::Deadline;
+pub use identity::Identity;
 pub use maps::Mapping;
 pub use memory::Memory;
 pub use open::{

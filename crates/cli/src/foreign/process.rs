@@ -348,7 +348,7 @@ impl Stat {
 
     /// Returns when the process was started. For a process that has ended, returns an error for
     /// which [`has_ended`] is true.
-    fn started(&self) -> io::Result<u64> {
+    pub(super) fn started(&self) -> io::Result<u64> {
         if self.is_ended() {
             return Err(ended());
         }

@@ -4,7 +4,7 @@ mod naming;
 mod raw;
 pub mod report;
 
-use crate::foreign::{Unopened, open_regular};
+use crate::foreign::{Identity, Unopened, open_regular};
 use crate::live::{Ask, name};
 use crate::output;
 use anyhow::{Context, Result, bail};
@@ -12,18 +12,22 @@ use naming::Subject;
 pub use naming::{PATIENCE, Patience, child_main};
 use pinfold::internal::profile::NoWalks;
 use pinfold::internal::segment::{Code, HEAP_START, HEAP_STOP};
+use pinfold_lab::figures::date;
 use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_malloc::settings::parse_heap_interval;
+use pinfold_pprof::internal::flame::{self, Picture};
+use pinfold_pprof::internal::pprof;
 use pinfold_pprof::internal::profile::{Profile, What};
 use pinfold_pprof::internal::raw::{Raw, nanoseconds};
-use pinfold_pprof::internal::{flame, pprof};
 pub use raw::Kept;
+use serde::Serialize;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, UNIX_EPOCH};
 
 /// Show which call stacks hold a process's memory, by a sample of its allocations
 ///
@@ -38,8 +42,7 @@ pub struct Args {
 #[derive(clap::Subcommand)]
 enum Command {
     Start(StartArgs),
-    /// Stop the heap profile of a process; what was sampled stays known
-    Stop(Ask),
+    Stop(StopArgs),
     Dump(DumpArgs),
 }
 
@@ -54,6 +57,30 @@ struct StartArgs {
     /// 512k grows while it would give more than some 4,000 samples a second. Other values stay.
     #[arg(long, value_name = "BYTES", value_parser = interval, default_value = "512k")]
     interval: u64,
+
+    /// Print one JSON object instead of a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Stop the heap profile of a process; what was sampled stays known
+#[derive(clap::Args)]
+struct StopArgs {
+    #[command(flatten)]
+    ask: Ask,
+
+    /// Print one JSON object instead of a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// The answer of a process, for programs.
+#[derive(Serialize)]
+struct Answered {
+    process: Identity,
+    /// The mean bytes from one sample to the next, if sampling was started.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    interval_bytes: Option<u64>,
 }
 
 /// Print a heap profile, or write it for other tools
@@ -102,7 +129,7 @@ fn interval(text: &str) -> Result<u64, String> {
 pub fn main(args: Args) -> Result<ExitCode> {
     match args.command {
         Command::Start(args) => start(&args),
-        Command::Stop(ask) => stop(&ask),
+        Command::Stop(args) => stop(&args),
         Command::Dump(args) => dump(&args),
     }
 }
@@ -123,27 +150,39 @@ fn start(args: &StartArgs) -> Result<ExitCode> {
         ),
         _ => bail!("process {pid}: it does not know this request"),
     }
-    output::print(&format!(
-        "{} (process {pid}) takes a sample for each {} that it allocates, on average\n",
-        output::escaped(&name(pid)),
-        report::bytes(args.interval as f64)
-    ))?;
+    let answered = Answered {
+        process: Identity::of_pid(pid),
+        interval_bytes: Some(args.interval),
+    };
+    output::show(args.json, "heap start", &answered, || {
+        format!(
+            "{} (process {pid}) takes a sample for each {} that it allocates, on average\n",
+            output::escaped(&name(pid)),
+            report::bytes(args.interval as f64)
+        )
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn stop(ask: &Ask) -> Result<ExitCode> {
-    let pid = ask.pid();
-    match ask.ask_for(HEAP_STOP, 0)?.code() {
+fn stop(args: &StopArgs) -> Result<ExitCode> {
+    let pid = args.ask.pid();
+    match args.ask.ask_for(HEAP_STOP, 0)?.code() {
         Some(Code::Done) => {}
         Some(Code::Refused) => {
             bail!("process {pid}: it has no heap profile that is on, or is starting one just now")
         }
         _ => bail!("process {pid}: it does not know this request"),
     }
-    output::print(&format!(
-        "{} (process {pid}) samples no more; `pinfold heap dump {pid}` shows what it sampled\n",
-        output::escaped(&name(pid))
-    ))?;
+    let answered = Answered {
+        process: Identity::of_pid(pid),
+        interval_bytes: None,
+    };
+    output::show(args.json, "heap stop", &answered, || {
+        format!(
+            "{} (process {pid}) samples no more; `pinfold heap dump {pid}` shows what it sampled\n",
+            output::escaped(&name(pid))
+        )
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -201,8 +240,9 @@ fn profile_in(file: &File) -> Result<Profile> {
     Ok(named(&raw, Subject::File { uid, gid }, PATIENCE))
 }
 
-/// Subtracts the profile in a file. Says what makes the difference hard to understand.
-fn subtract(profile: &mut Profile, path: &Path) -> Result<()> {
+/// Subtracts the profile in a file. Says what makes the difference hard to understand. Returns when
+/// the other profile was read or written, in nanoseconds since the epoch.
+fn subtract(profile: &mut Profile, path: &Path) -> Result<i64> {
     let old = read_file(path)?;
     let (path, programs) = (
         path.display(),
@@ -222,13 +262,14 @@ fn subtract(profile: &mut Profile, path: &Path) -> Result<()> {
         ));
     }
     profile.subtract(&old);
-    Ok(())
+    Ok(old.time_ns)
 }
 
-fn read(from: &str) -> Result<Profile> {
+/// Returns the profile that the user names, and the process if it is that of a running one.
+fn read(from: &str) -> Result<(Profile, Option<Identity>)> {
     match from.parse::<u32>() {
-        Ok(pid) if pid > 0 => of_process(pid, PATIENCE),
-        _ => read_file(Path::new(from)),
+        Ok(pid) if pid > 0 => Ok((of_process(pid, PATIENCE)?, Some(Identity::of_pid(pid)))),
+        _ => Ok((read_file(Path::new(from))?, None)),
     }
 }
 
@@ -249,6 +290,30 @@ fn named(raw: &Raw, subject: Subject, patience: impl Into<Patience>) -> Profile 
 /// `patience` is over keeps its address.
 pub fn pprof_of_process(pid: u32, patience: Patience) -> Result<Vec<u8>> {
     Ok(pprof::encode(&of_process(pid, patience)?))
+}
+
+/// Returns the memory in use of a running process as a flame graph, by its heap profile. What has no
+/// name when `patience` is over keeps its address.
+pub fn flame_of_process(pid: u32, patience: Patience) -> Result<Vec<u8>> {
+    let profile = of_process(pid, patience)?;
+    let picture = picture(What::InUse, moment(profile.time_ns), usize::MAX);
+    Ok(flame::draw(&profile, picture)?)
+}
+
+fn picture(what: What, subtitle: String, most: usize) -> Picture {
+    Picture {
+        what,
+        subtitle: Some(subtitle),
+        most,
+        clean: output::escaped,
+    }
+}
+
+/// Formats a moment in UTC, from nanoseconds since the epoch.
+fn moment(nanoseconds: i64) -> String {
+    let since = Duration::from_nanos(nanoseconds.try_into().unwrap_or(0));
+    let (day, time) = date(UNIX_EPOCH + since);
+    format!("{day} {time} UTC")
 }
 
 /// What a program left in use when it ended.
@@ -290,10 +355,11 @@ fn leaks_of(profile: &Profile) -> Leaks {
 }
 
 fn dump(args: &DumpArgs) -> Result<ExitCode> {
-    let mut profile = read(&args.from)?;
-    if let Some(old) = &args.diff {
-        subtract(&mut profile, old)?;
-    }
+    let (mut profile, process) = read(&args.from)?;
+    let older = match &args.diff {
+        Some(old) => Some(subtract(&mut profile, old)?),
+        None => None,
+    };
     if args.output.is_some() || args.flame.is_some() {
         // The files have no place for the notes.
         profile.notes.iter().for_each(output::note);
@@ -306,13 +372,22 @@ fn dump(args: &DumpArgs) -> Result<ExitCode> {
         output::write("the profile", path, &pprof::encode(&profile))?;
     }
     if let Some(path) = &args.flame {
-        let picture = flame::draw(&profile, what, output::escaped);
+        let subtitle = match older {
+            None => moment(profile.time_ns),
+            Some(older) => format!(
+                "{} to {}; red has grown, blue has shrunk",
+                moment(older),
+                moment(profile.time_ns)
+            ),
+        };
+        let picture = flame::draw(&profile, picture(what, subtitle, usize::MAX));
         let picture = picture.with_context(|| path.display().to_string())?;
         output::write("the flame graph", path, &picture)?;
     }
     if args.json {
         let most = args.stacks.unwrap_or(usize::MAX);
-        output::print(&format!("{}\n", report::json(&profile, what, most)))?;
+        let report = report::json(&profile, process.as_ref(), what, most);
+        output::print(&output::object("heap dump", report)?)?;
     } else if args.output.is_none() && args.flame.is_none() {
         let list = match args.stacks {
             Some(most) => report::stacks(&profile, what, most),

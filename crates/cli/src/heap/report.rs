@@ -1,5 +1,6 @@
 //! A heap profile for people: the functions and call stacks that hold the most memory.
 
+use crate::foreign::Identity;
 use crate::output::{Lines, Table};
 use pinfold_malloc::heap_profile::DEFAULT_INTERVAL;
 use pinfold_pprof::internal::profile::{Profile, Stack, Values, What, by_key};
@@ -218,15 +219,21 @@ pub fn stacks(profile: &Profile, what: What, most: usize) -> String {
     text.to_string()
 }
 
-/// Returns the profile as one JSON object, with the `most` call stacks with the most bytes.
-pub fn json(profile: &Profile, what: What, most: usize) -> serde_json::Value {
+/// Returns the fields of the profile for programs, with the `most` call stacks with the most bytes.
+/// `process` is the running process that has the profile.
+pub fn json(
+    profile: &Profile,
+    process: Option<&Identity>,
+    what: What,
+    most: usize,
+) -> serde_json::Value {
     let totals = profile.totals();
     let values = |values: &Values| {
         serde_json::json!({
-            "inuse_bytes": values.bytes.round(),
-            "inuse_objects": values.objects.round(),
-            "alloc_bytes": values.allocated_bytes.round(),
-            "alloc_objects": values.allocated_objects.round(),
+            "inuse_bytes": values.bytes.round() as i64,
+            "inuse_objects": values.objects.round() as i64,
+            "alloc_bytes": values.allocated_bytes.round() as i64,
+            "alloc_objects": values.allocated_objects.round() as i64,
         })
     };
     let stacks: Vec<_> = largest(profile, what, most)
@@ -236,16 +243,17 @@ pub fn json(profile: &Profile, what: What, most: usize) -> serde_json::Value {
             serde_json::json!({"functions": functions, "values": values(&stack.values)})
         })
         .collect();
-    serde_json::json!({"heap": {
-        "process": profile.title,
+    serde_json::json!({
+        "process": process,
+        "title": profile.title,
         "interval_bytes": profile.interval,
         "samples": profile.all_samples,
         "samples_in_use": profile.samples,
-        "dropped": profile.dropped,
+        "dropped_samples": profile.dropped,
         "notes": profile.notes,
         "totals": values(&totals),
         "stacks": stacks,
-    }})
+    })
 }
 
 /// Returns a bound for the standard deviation of an estimate of `bytes` bytes, as a share of them.

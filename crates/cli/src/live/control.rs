@@ -2,11 +2,13 @@
 
 use super::mail::{Mail, NoAnswer};
 use super::source::{Source, name};
-use crate::foreign::Process;
+use crate::foreign::{Identity, Process};
 use crate::output::{self, Table};
 use anyhow::{Context, Result, anyhow, bail};
 use pinfold::internal::segment::{Answer, Code, GET, HEAP_START, SET, TRIM};
 use pinfold_malloc::changeable::{Changeable, SETTINGS, find};
+use serde::Serialize;
+use serde_json::{Map, Value};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -116,6 +118,17 @@ impl Ask {
     }
 }
 
+/// What a process gave back.
+#[derive(Serialize)]
+struct Trimmed {
+    process: Identity,
+    returned_bytes: u64,
+    /// Whether the process also gave back what other CPUs keep.
+    all_cpus: bool,
+    rss_anon_before_bytes: Option<u64>,
+    rss_anon_after_bytes: Option<u64>,
+}
+
 pub fn trim(args: TrimArgs) -> Result<ExitCode> {
     let mail = args.ask.open()?;
     let before = anonymous_kib(args.ask.pid);
@@ -128,14 +141,14 @@ pub fn trim(args: TrimArgs) -> Result<ExitCode> {
     };
     let bytes = answer.value();
     let text = if args.json {
-        let row = serde_json::json!({
-            "pid": args.ask.pid,
-            "returned_bytes": bytes,
-            "all_cpus": everywhere,
-            "rss_anon_before_bytes": before.map(|kib| kib << 10),
-            "rss_anon_after_bytes": after.map(|kib| kib << 10),
-        });
-        format!("{}\n", serde_json::json!({ "trim": row }))
+        let trimmed = Trimmed {
+            process: Identity::of_pid(args.ask.pid),
+            returned_bytes: bytes,
+            all_cpus: everywhere,
+            rss_anon_before_bytes: before.map(|kib| kib.saturating_mul(1024)),
+            rss_anon_after_bytes: after.map(|kib| kib.saturating_mul(1024)),
+        };
+        output::object("trim", &trimmed)?
     } else {
         let rest = match everywhere {
             true => "",
@@ -190,6 +203,40 @@ fn change(text: &str) -> Result<Change> {
     Ok((number, setting, value))
 }
 
+/// The settings of a process.
+#[derive(Serialize)]
+struct Values {
+    process: Identity,
+    settings: Map<String, Value>,
+    /// What changed settings were before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: Option<Map<String, Value>>,
+}
+
+/// Returns the fields of a setting's value: numbers, with the unit in the field's name.
+fn fields(setting: &Changeable, value: u64) -> Vec<(String, Value)> {
+    let name = setting.name.replace('-', "_");
+    let shown = setting.show(value).to_string();
+    let number = (!matches!(&shown[..], "none" | "own")).then_some(value);
+    let field = |unit: &str, value: Value| (format!("{name}_{unit}"), value);
+    match setting.name {
+        "memory-limit" => {
+            let percent = shown.strip_suffix('%').and_then(|n| n.parse::<u64>().ok());
+            let bytes = number.filter(|_| percent.is_none());
+            vec![
+                field("bytes", bytes.into()),
+                field("percent", percent.into()),
+            ]
+        }
+        "sheaf-budget" | "dirty-limit" => vec![field("bytes", number.into())],
+        "decay" | "shepherd-interval" => {
+            let seconds = number.map(|milliseconds| milliseconds as f64 / 1e3);
+            vec![field("seconds", seconds.into())]
+        }
+        _ => vec![(name, shown.into())],
+    }
+}
+
 pub fn set(args: SetArgs) -> Result<ExitCode> {
     // All changes are checked before the first is made.
     let changes: Vec<Change> = args
@@ -202,11 +249,12 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
         false => "BEFORE",
     };
     let mut table = Vec::new();
-    let mut rows = Vec::new();
-    let mut note = |setting: &Changeable, now: u64, before: Option<u64>| {
+    let (mut values, mut before) = (Map::new(), Map::new());
+    let mut note = |setting: &Changeable, now: u64, old: Option<u64>| {
         let shown = |value| setting.show(value).to_string();
-        let was = before.map(shown);
-        rows.push(serde_json::json!({"name": setting.name, "value": shown(now), "before": was}));
+        let was = old.map(shown);
+        values.extend(fields(setting, now));
+        before.extend(old.into_iter().flat_map(|old| fields(setting, old)));
         let was = was.unwrap_or_else(|| setting.values.to_owned());
         table.push((setting.name, shown(now), was));
     };
@@ -238,14 +286,18 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
             make(mail, change).with_context(failed)
         })
     });
-    if result.is_err() && rows.is_empty() {
+    if result.is_err() && values.is_empty() {
         return result.map(|()| ExitCode::SUCCESS);
     }
     let text = match args.json {
-        true => format!(
-            "{}\n",
-            serde_json::json!({"set": {"pid": args.ask.pid, "settings": rows}})
-        ),
+        true => output::object(
+            "set",
+            &Values {
+                process: Identity::of_pid(args.ask.pid),
+                settings: values,
+                before: (last == "BEFORE").then_some(before),
+            },
+        )?,
         false => Table::of(&table)
             .column("NAME", |row| row.0)
             .column("VALUE", |row| &row.1)
@@ -267,5 +319,52 @@ fn present(ask: &Ask, mail: &Mail, number: usize, setting: &Changeable) -> Resul
             ask.process(),
             setting.name
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A program must not have to parse `450 ms`.
+    #[test]
+    fn settings_are_numbers_with_units() {
+        let value = |change: &str| {
+            let (_, setting, value) = change_of(change);
+            serde_json::to_string(&Map::from_iter(fields(setting, value))).unwrap()
+        };
+        for (change, expected) in [
+            (
+                "memory-limit=512M",
+                r#"{"memory_limit_bytes":536870912,"memory_limit_percent":null}"#,
+            ),
+            (
+                "memory-limit=50%",
+                r#"{"memory_limit_bytes":null,"memory_limit_percent":50}"#,
+            ),
+            (
+                "memory-limit=none",
+                r#"{"memory_limit_bytes":null,"memory_limit_percent":null}"#,
+            ),
+            ("thp=always", r#"{"thp":"always"}"#),
+            ("sheaf-budget=32M", r#"{"sheaf_budget_bytes":33554432}"#),
+            ("dirty-limit=none", r#"{"dirty_limit_bytes":null}"#),
+            ("decay=450", r#"{"decay_seconds":0.45}"#),
+            (
+                "shepherd-interval=own",
+                r#"{"shepherd_interval_seconds":null}"#,
+            ),
+        ] {
+            assert_eq!(value(change), expected);
+        }
+        let is_tested = |setting: &&Changeable| {
+            let (field, _) = &fields(setting, 1)[0];
+            field.ends_with("_bytes") || field.ends_with("_seconds") || field == "thp"
+        };
+        assert_eq!(SETTINGS.iter().filter(is_tested).count(), SETTINGS.len());
+    }
+
+    fn change_of(text: &str) -> Change {
+        change(text).unwrap()
     }
 }

@@ -3,7 +3,7 @@
 use super::snapshot::Snapshot;
 use super::source::{Source, Unreadable};
 use super::{backend_name, locked, mib};
-use crate::foreign::{Deadline, NO_PROC, pids};
+use crate::foreign::{Deadline, Identity, NO_PROC, pids};
 use crate::output::{self, Table};
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -28,39 +28,44 @@ pub struct Args {
 /// One process.
 #[derive(Serialize)]
 pub struct Row {
-    pub pid: u32,
-    pub name: String,
-    /// The beginning of the command line.
-    pub command: String,
+    #[serde(flatten)]
+    pub process: Identity,
+    age_seconds: u64,
     backend: &'static str,
     pub held_bytes: u64,
     pub held_peak_bytes: u64,
     pub used_bytes: u64,
     pub dirty_bytes: u64,
-    caches: usize,
-    pub seconds: u64,
+    cache_count: usize,
 }
 
 impl Row {
     fn of(source: &Source, snapshot: &Snapshot) -> Row {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+        let process = Identity::of(source.process());
         // The numbers of a forked child begin with its parent's, but it is younger.
-        let started = source.start_seconds().map_or_else(
+        let started = process.started_seconds.map_or_else(
             || Duration::from_nanos(snapshot.started_ns),
             Duration::from_secs_f64,
         );
         Row {
-            pid: source.pid,
-            name: source.name(),
-            command: source.command(COMMAND),
+            process,
+            age_seconds: now.unwrap_or_default().saturating_sub(started).as_secs(),
             backend: backend_name(snapshot.backend),
             held_bytes: snapshot.held,
             held_peak_bytes: snapshot.held_peak,
             used_bytes: snapshot.used(),
             dirty_bytes: snapshot.dirty(),
-            caches: snapshot.caches.len(),
-            seconds: now.unwrap_or_default().saturating_sub(started).as_secs(),
+            cache_count: snapshot.caches.len(),
         }
+    }
+
+    pub fn seconds(&self) -> u64 {
+        self.age_seconds
+    }
+
+    pub fn command(&self) -> &str {
+        self.process.command.as_deref().unwrap_or_default()
     }
 }
 
@@ -69,18 +74,33 @@ impl Row {
     /// Returns the row of a made-up process that holds nothing.
     pub fn with(pid: u32, name: &str) -> Row {
         Row {
-            pid,
-            name: name.to_owned(),
-            command: String::new(),
+            process: Identity::named(pid, name.to_owned()),
+            age_seconds: 0,
             backend: backend_name(0),
             held_bytes: 0,
             held_peak_bytes: 0,
             used_bytes: 0,
             dirty_bytes: 0,
-            caches: 0,
-            seconds: 0,
+            cache_count: 0,
         }
     }
+}
+
+/// How many processes on Pinfold were not read, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Unread {
+    /// Reading them failed.
+    #[serde(rename = "error")]
+    pub failed: usize,
+    /// They could not be read in time.
+    #[serde(rename = "time")]
+    pub late: usize,
+    /// This command may not open more files, or has no more memory for the numbers of processes.
+    #[serde(rename = "limit")]
+    pub beyond: usize,
+    /// They run on Pinfold, and this user may not trace them.
+    #[serde(rename = "permission")]
+    pub untraceable: usize,
 }
 
 /// The processes that were found.
@@ -102,6 +122,18 @@ pub struct Found {
 const LOOK: Duration = Duration::from_secs(10);
 /// How long the reads of one process may take. Usually they take some milliseconds.
 const EACH: Duration = Duration::from_secs(2);
+
+impl Found {
+    /// Returns how many processes were not read.
+    pub fn unread(&self) -> Unread {
+        Unread {
+            failed: self.refused.len(),
+            late: self.unseen,
+            beyond: 0,
+            untraceable: self.untraceable,
+        }
+    }
+}
 
 pub fn sources() -> Result<Found> {
     // The process with which the last look ended. The next one begins behind it, so that slow
@@ -182,19 +214,32 @@ pub fn allow_many_files() -> u64 {
     limit.rlim_cur
 }
 
-/// Reads the processes that were found. Counts those that cannot be read in time.
-pub fn rows(found: &mut Found) -> Vec<Row> {
+/// Returns what `of` makes of each process that was found, and of its numbers. Counts the processes
+/// that cannot be read in time.
+pub fn read<T>(found: &mut Found, of: impl Fn(&Source, &Snapshot) -> T) -> Vec<T> {
     let _look = Deadline::after(LOOK);
     let mut rows = Vec::new();
     for source in &found.sources {
         let _each = Deadline::after(EACH);
         match source.read() {
-            Ok(snapshot) => rows.push(Row::of(source, &snapshot)),
+            Ok(snapshot) => rows.push(of(source, &snapshot)),
             Err(why) if why.is_late() => found.unseen += 1,
             Err(_) => {}
         }
     }
     rows
+}
+
+/// Reads the processes that were found.
+pub fn rows(found: &mut Found) -> Vec<Row> {
+    read(found, Row::of)
+}
+
+/// What is printed for programs.
+#[derive(Serialize)]
+struct List<'l> {
+    processes: &'l [Row],
+    unread: Unread,
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
@@ -204,8 +249,11 @@ pub fn main(args: Args) -> Result<ExitCode> {
     for (pid, why) in &found.refused {
         output::note(format_args!("process {pid}: {why}"));
     }
-    let list = output::named("list", &rows);
-    output::show(args.json, &list, || table(&rows).to_string())?;
+    let list = List {
+        processes: &rows,
+        unread: found.unread(),
+    };
+    output::show(args.json, "list", &list, || table(&rows).to_string())?;
     if found.untraceable > 0 {
         output::note(format_args!(
             "processes on Pinfold that are not shown: {}; forked children, and processes that have closed their descriptors, are read by those that may trace them: run this as root with CAP_SYS_PTRACE, or as their owner while kernel.yama.ptrace_scope is 0",
@@ -234,8 +282,6 @@ pub fn main(args: Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The bytes of a command line that are read.
-const COMMAND: usize = 256;
 /// The characters of a command line that the table has.
 const SHOWN: usize = 60;
 
@@ -248,16 +294,16 @@ fn shortened(command: &str) -> String {
 
 fn table(rows: &[Row]) -> Table {
     Table::of(rows)
-        .column("NAME", |row| &row.name)
-        .column("PID", |row| row.pid)
+        .column("NAME", |row| &row.process.name)
+        .column("PID", |row| row.process.pid)
         .column("BACKEND", |row| row.backend)
         .column("HELD MiB", |row| mib(row.held_bytes))
         .column("PEAK MiB", |row| mib(row.held_peak_bytes))
         .column("USED MiB", |row| mib(row.used_bytes))
         .column("DIRTY MiB", |row| mib(row.dirty_bytes))
-        .column("CACHES", |row| row.caches)
-        .column("SECONDS", |row| row.seconds)
-        .also_names("COMMAND", |row| shortened(&row.command))
+        .column("CACHES", |row| row.cache_count)
+        .column("SECONDS", |row| row.age_seconds)
+        .also_names("COMMAND", |row| shortened(row.command()))
         .table()
 }
 

@@ -13,6 +13,7 @@ pub mod slabinfo;
 mod snapshot;
 mod source;
 pub mod stat;
+mod status;
 pub mod top;
 pub mod vmstat;
 

@@ -2,6 +2,7 @@
 
 use super::snapshot::Snapshot;
 use super::source::{Source, Unreadable};
+use crate::foreign::Identity;
 use crate::output;
 use anyhow::{Context, Result};
 use std::process::ExitCode;
@@ -28,14 +29,15 @@ pub struct Repeat {
 }
 
 impl Repeat {
-    /// Prints the text that `show` makes of each reading, its number and its time since the epoch.
-    /// Ends with the process, or when standard output is closed.
+    /// Prints the text that `show` makes of the process, each reading, its number and its time since
+    /// the epoch. Ends with the process, or when standard output is closed.
     pub fn main(
         &self,
-        mut show: impl FnMut(&Snapshot, u64, Duration) -> Result<String>,
+        mut show: impl FnMut(&Identity, &Snapshot, u64, Duration) -> Result<String>,
     ) -> Result<ExitCode> {
         let process = || format!("process {}", self.pid);
         let source = Source::open(self.pid).with_context(process)?;
+        let identity = Identity::of(source.process());
         let readings = self.interval.map_or(1, |_| self.count.unwrap_or(u64::MAX));
         for nth in 0..readings {
             if nth > 0 {
@@ -46,7 +48,7 @@ impl Repeat {
                 read => read.with_context(process)?,
             };
             let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
-            if !output::print_more(&show(&snapshot, nth, now)?)? {
+            if !output::print_more(&show(&identity, &snapshot, nth, now)?)? {
                 break;
             }
         }

@@ -2,6 +2,7 @@
 
 use super::snapshot::{Cache, Snapshot};
 use super::source::Source;
+use crate::foreign::Identity;
 use crate::output;
 use anyhow::{Context, Result};
 use pinfold::internal::segment::SlabEvent;
@@ -31,14 +32,15 @@ const HEADER: &str = "slabinfo - version: 2.1\n\
 
 #[derive(Serialize)]
 struct Rows {
-    pid: u32,
+    process: Identity,
     caches: Vec<Row>,
 }
 
+/// One cache.
 #[derive(Serialize)]
-struct Row {
+pub struct Row {
     name: String,
-    active: u64,
+    active_objects: u64,
     objects: u64,
     object_bytes: u64,
     slot_bytes: u64,
@@ -52,10 +54,10 @@ struct Row {
 }
 
 impl Row {
-    fn of(cache: &Cache) -> Row {
+    pub fn of(cache: &Cache) -> Row {
         Row {
             name: cache.name.clone(),
-            active: cache.out(),
+            active_objects: cache.out(),
             objects: cache.total(),
             object_bytes: cache.object,
             slot_bytes: cache.size,
@@ -74,12 +76,10 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let source = Source::open(args.pid).with_context(|| format!("process {}", args.pid))?;
     let snapshot = source.read()?;
     let rows = Rows {
-        pid: args.pid,
+        process: Identity::of(source.process()),
         caches: snapshot.caches.iter().map(Row::of).collect(),
     };
-    output::show(args.json, &output::named("slabinfo", rows), || {
-        text(&snapshot)
-    })?;
+    output::show(args.json, "slabinfo", &rows, || text(&snapshot))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -7,7 +7,6 @@ use pinfold::internal::segment::{
     NODES, NodeEvents, NodeMemory, SETTINGS, Segment, SlabEvent, VERSION,
 };
 use pinfold::vmstat::Item;
-use serde::Serialize;
 use std::fmt;
 use std::io;
 use std::mem::offset_of;
@@ -44,7 +43,7 @@ pub struct Snapshot {
 }
 
 /// What the shepherds of a process have done.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Shepherd {
     /// The number of threads at the last tick. Without a thread, slow paths tick.
     pub threads: u32,

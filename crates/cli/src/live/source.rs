@@ -12,13 +12,13 @@ use super::behind::Behind;
 use super::snapshot::{Refused, Snapshot};
 use crate::foreign::{
     Content, Mapping, NO_PROC, Process, Unopened, has_ended, is_proc_there, number, open_mapped,
-    regular, system_fields,
+    regular,
 };
 use rustix::fs::{Stat, major, minor};
+use rustix::param::clock_ticks_per_second;
 use std::fmt;
 use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::path::Path;
 
 /// How the kernel names the files of `pinfold::internal::segment`.
 const SEGMENT_LINK: &[u8] = b"/memfd:pinfold (deleted)";
@@ -193,33 +193,16 @@ impl Source {
         }
     }
 
-    /// Returns when the process was started, in seconds since the epoch. Returns `None` if the
-    /// kernel does not say when it was started itself.
-    pub fn start_seconds(&self) -> Option<f64> {
-        let boot = system_fields(Path::new("/proc/stat"))
-            .ok()?
-            .number("btime ")?;
-        Some(boot as f64 + self.process.started() as f64 / ticks_per_second())
-    }
-
     /// Returns the CPU time of all the process's threads in seconds.
     pub fn cpu_seconds(&self) -> Option<f64> {
         let stat = self.process.stat().ok()?;
         let all = stat.number(14)?.saturating_add(stat.number(15)?);
-        Some(all as f64 / ticks_per_second())
+        Some(all as f64 / clock_ticks_per_second() as f64)
     }
 
     /// Returns the process, for what else is read of it.
     pub fn process(&self) -> &Process {
         &self.process
-    }
-
-    /// Returns the first `most` bytes of the process's command line, with spaces between the words
-    /// and instead of control characters.
-    pub fn command(&self, most: usize) -> String {
-        let bytes = self.process.read_start("cmdline", most).unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes).replace(char::is_control, " ");
-        text.trim_end().to_owned()
     }
 
     /// Returns the name of the process's program.
@@ -258,13 +241,6 @@ pub fn own_file(process: &Process, mapping: Mapping) -> Result<Option<Content>, 
 /// PID namespace of its own may have its parent's number.
 fn is_own(process: &Process, content: &Content) -> io::Result<bool> {
     Ok(content.read(12, 4)? == process.inner_pid()?.to_le_bytes())
-}
-
-/// Returns how many of the kernel's ticks are a second.
-fn ticks_per_second() -> f64 {
-    // SAFETY: `sysconf` has no preconditions.
-    let ticks = unsafe { libc::sysconf(libc::_SC_CLK_TCK) };
-    ticks.max(1) as f64
 }
 
 pub fn name(pid: u32) -> String {

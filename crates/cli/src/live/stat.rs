@@ -4,6 +4,8 @@
 use super::per_second;
 use super::repeat::Repeat;
 use super::snapshot::{Cache, Snapshot};
+use crate::foreign::Identity;
+use crate::output;
 use anyhow::Result;
 use pinfold::internal::segment::SlabEvent;
 use serde::Serialize;
@@ -25,19 +27,20 @@ const LINES: u64 = 20;
 
 /// One line. All rates are per second.
 #[derive(Serialize)]
-struct Line {
+struct Line<'l> {
+    process: &'l Identity,
     held_bytes: u64,
     used_bytes: u64,
     dirty_bytes: u64,
     /// Bytes of objects out of their slabs.
     objects_bytes: u64,
-    slow_calls: f64,
-    refilled: f64,
-    flushed: f64,
-    remote_frees: f64,
-    slabs_made: f64,
-    slabs_freed: f64,
-    returned_bytes: f64,
+    slow_calls_per_second: f64,
+    refills_per_second: f64,
+    flushes_per_second: f64,
+    remote_frees_per_second: f64,
+    slabs_made_per_second: f64,
+    slabs_freed_per_second: f64,
+    returned_bytes_per_second: f64,
 }
 
 /// The sums that rates are made of: calls that the fast path did not serve, refills, flushes,
@@ -57,22 +60,29 @@ fn sums(snapshot: &Snapshot) -> Sums {
     ]
 }
 
-impl Line {
-    fn of(snapshot: &Snapshot, before: Sums, now: Sums, time: Duration) -> Line {
+impl<'l> Line<'l> {
+    fn of(
+        process: &'l Identity,
+        snapshot: &Snapshot,
+        before: Sums,
+        now: Sums,
+        time: Duration,
+    ) -> Line<'l> {
         // Destroying a cache removes its counts, so a sum may fall.
         let rate = |nth: usize| per_second(Some(time.as_secs_f64()), before[nth], now[nth]);
         Line {
+            process,
             held_bytes: snapshot.held,
             used_bytes: snapshot.used(),
             dirty_bytes: snapshot.dirty(),
             objects_bytes: snapshot.of_caches(|cache| cache.out().saturating_mul(cache.size)),
-            slow_calls: rate(0),
-            refilled: rate(1),
-            flushed: rate(2),
-            remote_frees: rate(3),
-            slabs_made: rate(4),
-            slabs_freed: rate(5),
-            returned_bytes: rate(6),
+            slow_calls_per_second: rate(0),
+            refills_per_second: rate(1),
+            flushes_per_second: rate(2),
+            remote_frees_per_second: rate(3),
+            slabs_made_per_second: rate(4),
+            slabs_freed_per_second: rate(5),
+            returned_bytes_per_second: rate(6),
         }
     }
 
@@ -84,13 +94,13 @@ impl Line {
             kib(self.used_bytes),
             kib(self.dirty_bytes),
             kib(self.objects_bytes),
-            self.slow_calls,
-            self.refilled,
-            self.flushed,
-            self.remote_frees,
-            self.slabs_made,
-            self.slabs_freed,
-            self.returned_bytes / 1024.0,
+            self.slow_calls_per_second,
+            self.refills_per_second,
+            self.flushes_per_second,
+            self.remote_frees_per_second,
+            self.slabs_made_per_second,
+            self.slabs_freed_per_second,
+            self.returned_bytes_per_second / 1024.0,
         )
     }
 }
@@ -102,15 +112,15 @@ const HEADER: &str = "\
 
 pub fn main(args: Args) -> Result<ExitCode> {
     let (mut before, mut when) = (Sums::default(), None);
-    args.repeat.main(|snapshot, nth, now| {
+    args.repeat.main(|process, snapshot, nth, now| {
         let since = when.unwrap_or(Duration::from_nanos(snapshot.started_ns));
         // A clock that was set back must not make a rate infinite.
         let time = now.saturating_sub(since).max(Duration::from_millis(1));
         let sums = sums(snapshot);
-        let line = Line::of(snapshot, before, sums, time);
+        let line = Line::of(process, snapshot, before, sums, time);
         (before, when) = (sums, Some(now));
         Ok(match args.repeat.json {
-            true => serde_json::to_string(&line)? + "\n",
+            true => output::object("stat", &line)?,
             false if nth % LINES == 0 => HEADER.to_owned() + &line.text(),
             false => line.text(),
         })

@@ -2,6 +2,7 @@
 
 use super::repeat::Repeat;
 use super::snapshot::{Counter, Snapshot};
+use crate::foreign::Identity;
 use crate::output;
 use anyhow::Result;
 use serde::Serialize;
@@ -23,8 +24,8 @@ pub struct Args {
 
 /// The counters at one moment.
 #[derive(Serialize)]
-struct Block {
-    pid: u32,
+struct Block<'b> {
+    process: &'b Identity,
     /// How long ago the process wrote the values, or `None` if it never did.
     age_seconds: Option<f64>,
     counters: Vec<Row>,
@@ -58,8 +59,8 @@ struct Before {
     counted_ns: u64,
 }
 
-impl Block {
-    fn of(pid: u32, snapshot: &Snapshot, before: &Before, now: Duration) -> Block {
+impl<'b> Block<'b> {
+    fn of(process: &'b Identity, snapshot: &Snapshot, before: &Before, now: Duration) -> Block<'b> {
         let time = snapshot.counted_ns.saturating_sub(before.counted_ns);
         let rate = |name: &str, value: i128| {
             let old = before.values.get(name)?;
@@ -77,7 +78,7 @@ impl Block {
         });
         let written = Duration::from_nanos(snapshot.counted_ns);
         Block {
-            pid,
+            process,
             age_seconds: (snapshot.counted_ns != 0)
                 .then(|| now.saturating_sub(written).as_secs_f64()),
             counters: counters.collect(),
@@ -114,7 +115,7 @@ impl Block {
         match self.age_seconds {
             _ if self.counters.is_empty() => Some(format!(
                 "process {} shows no counters: a program shows them with pinfold::export::show or pinfold_counter_show",
-                self.pid
+                self.process.pid
             )),
             Some(age) if age > OLD.as_secs_f64() => Some(format!(
                 "the values are {age:.0} s old: the process has no shepherd, and has hardly allocated since; start it with `pinfold run --shepherd`"
@@ -135,15 +136,15 @@ fn printable(name: &str) -> String {
 pub fn main(args: Args) -> Result<ExitCode> {
     let mut before = Before::default();
     let mut is_remarked = false;
-    args.repeat.main(|snapshot, nth, now| {
-        let block = Block::of(args.repeat.pid, snapshot, &before, now);
+    args.repeat.main(|process, snapshot, nth, now| {
+        let block = Block::of(process, snapshot, &before, now);
         let values = snapshot.counters.iter();
         before = Before {
             values: values.map(|c| (c.name.clone(), c.number())).collect(),
             counted_ns: snapshot.counted_ns,
         };
         if args.repeat.json {
-            return Ok(serde_json::to_string(&output::named("vmstat", block))? + "\n");
+            return output::object("vmstat", &block);
         }
         if let Some(remark) = block.remark().filter(|_| !is_remarked) {
             output::note(remark);

@@ -5,6 +5,7 @@ mod process;
 mod system;
 mod table;
 
+use crate::foreign::Identity;
 use crate::output;
 use anyhow::Result;
 use pinfold::internal::topology_below;
@@ -12,7 +13,7 @@ use pinfold::topology::NodeSet;
 pub use process::Process;
 use serde::Serialize;
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use system::System;
 use table::Form;
@@ -85,13 +86,53 @@ fn subject(text: &str) -> Result<Subject, &'static str> {
     }
 }
 
-#[derive(Serialize)]
 struct Answer {
-    /// The processes.
-    numastat: Vec<Report>,
+    processes: Vec<Report>,
     /// The system, if it was asked for.
-    #[serde(skip_serializing_if = "Option::is_none")]
     system: Option<System>,
+}
+
+/// What is printed for programs.
+#[derive(Serialize)]
+struct Shown<'a> {
+    processes: Vec<ShownProcess<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    system: Option<&'a System>,
+}
+
+#[derive(Serialize)]
+struct ShownProcess<'a> {
+    #[serde(flatten)]
+    process: &'a Identity,
+    nodes: Vec<ShownNode>,
+}
+
+#[derive(Serialize)]
+struct ShownNode {
+    node: usize,
+    huge_bytes: u64,
+    heap_bytes: u64,
+    stack_bytes: u64,
+    private_bytes: u64,
+    total_bytes: u64,
+}
+
+impl Report {
+    fn shown(&self) -> ShownProcess<'_> {
+        let nodes = self.nodes.iter().enumerate();
+        let nodes = nodes.map(|(nth, &node)| ShownNode {
+            node,
+            huge_bytes: self.huge[nth],
+            heap_bytes: self.heap[nth],
+            stack_bytes: self.stack[nth],
+            private_bytes: self.private[nth],
+            total_bytes: self.total[nth],
+        });
+        ShownProcess {
+            process: &self.process,
+            nodes: nodes.collect(),
+        }
+    }
 }
 
 impl Answer {
@@ -108,7 +149,7 @@ impl Answer {
                 text += &system.pages();
             }
         }
-        match &self.numastat[..] {
+        match &self.processes[..] {
             all @ [_, _, ..] if !args.verbose => text += &table::of_all(all, form),
             each => text.extend(each.iter().map(|report| table::of(report, form))),
         }
@@ -117,10 +158,8 @@ impl Answer {
 }
 
 /// One process's bytes by node, in the order of `nodes`.
-#[derive(Serialize)]
 struct Report {
-    pid: u32,
-    name: String,
+    process: Identity,
     nodes: Vec<usize>,
     huge: Vec<u64>,
     heap: Vec<u64>,
@@ -151,8 +190,8 @@ pub fn main(args: Args) -> Result<ExitCode> {
     pids.sort_unstable();
     pids.dedup();
     for pid in pids {
-        match Process::open(&args.root, pid).and_then(|process| process.usage()) {
-            Ok((name, usage)) => reports.push(Report::of(pid, name, &usage, &online)),
+        match usage(&args.root, pid) {
+            Ok((process, usage)) => reports.push(Report::of(process, &usage, &online)),
             // Goes on: the other processes' tables are still useful.
             Err(error) => {
                 output::note(format_args!("{error:#}"));
@@ -170,10 +209,23 @@ pub fn main(args: Args) -> Result<ExitCode> {
     let is_asked = args.memory || args.allocations || args.subjects.is_empty();
     let system = is_asked.then(|| System::read(&args.root, &online));
     let system = system.transpose()?;
-    let numastat = reports;
-    let answer = Answer { numastat, system };
-    output::show(args.json, &answer, || answer.text(&args, form))?;
+    let answer = Answer {
+        processes: reports,
+        system,
+    };
+    let shown = Shown {
+        processes: answer.processes.iter().map(Report::shown).collect(),
+        system: answer.system.as_ref(),
+    };
+    output::show(args.json, "numastat", &shown, || answer.text(&args, form))?;
     Ok(code)
+}
+
+/// Reads where the pages of a process below `root` lie.
+fn usage(root: &Path, pid: u32) -> Result<(Identity, maps::Usage)> {
+    let process = Process::open(root, pid)?;
+    let (name, usage) = process.usage()?;
+    Ok((process.identity(name), usage))
 }
 
 impl Report {
@@ -185,12 +237,11 @@ impl Report {
     }
 
     /// Makes a report for all online nodes, and all other nodes that have pages.
-    fn of(pid: u32, name: String, usage: &maps::Usage, online: &NodeSet) -> Report {
+    fn of(process: Identity, usage: &maps::Usage, online: &NodeSet) -> Report {
         let nodes = online.or(&usage.nodes());
         let column = |kind| nodes.iter().map(|node| usage.bytes(kind, node)).collect();
         Report {
-            pid,
-            name,
+            process,
             huge: column(maps::Kind::Huge),
             heap: column(maps::Kind::Heap),
             stack: column(maps::Kind::Stack),

@@ -4,7 +4,7 @@
 //! program meanwhile. So the process's identity is read before and after.
 
 use super::maps::Usage;
-use crate::foreign::{self, has_ended};
+use crate::foreign::{self, Identity, has_ended};
 use crate::output::escaped;
 use anyhow::{Context, Result, bail};
 use std::io::ErrorKind;
@@ -51,6 +51,14 @@ impl Process {
     /// Returns the process's files.
     pub fn files(&self) -> &foreign::Process {
         &self.files
+    }
+
+    /// Returns which process this is. Its name was read with its pages.
+    pub fn identity(&self, name: String) -> Identity {
+        Identity {
+            name,
+            ..Identity::of(&self.files)
+        }
     }
 
     /// Reads where the process's pages lie.

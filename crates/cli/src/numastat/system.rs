@@ -5,32 +5,46 @@ use super::table::{Form, Table};
 use crate::foreign;
 use anyhow::{Context, Result};
 use pinfold::topology::NodeSet;
-use serde::Serialize;
+use serde::ser::{Serialize, SerializeStruct, Serializer};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
 /// Numbers by name, each with one number for each node.
-#[derive(Serialize)]
 pub struct System {
     nodes: Vec<usize>,
     /// Pages by kind of allocation, in the order of the kernel's file.
-    #[serde(serialize_with = "as_map")]
     pages: Vec<(String, Vec<u64>)>,
     /// Bytes by kind of memory, in the order of the kernel's file.
-    #[serde(serialize_with = "as_map")]
     memory: Vec<(String, Vec<u64>)>,
-    #[serde(skip)]
     page_bytes: u64,
 }
 
-fn as_map<S: serde::Serializer>(
-    rows: &[(String, Vec<u64>)],
-    serializer: S,
-) -> Result<S::Ok, S::Error> {
-    let map: BTreeMap<_, _> = rows.iter().map(|(name, row)| (name, row)).collect();
-    map.serialize(serializer)
+/// One node, as it is printed for programs.
+#[derive(serde::Serialize)]
+struct Node<'s> {
+    node: usize,
+    pages: BTreeMap<&'s str, u64>,
+    memory_bytes: BTreeMap<&'s str, u64>,
+}
+
+impl Serialize for System {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        fn of(rows: &[(String, Vec<u64>)], nth: usize) -> BTreeMap<&str, u64> {
+            let rows = rows.iter();
+            rows.map(|(name, row)| (&name[..], row[nth])).collect()
+        }
+        let nodes = self.nodes.iter().enumerate();
+        let nodes = nodes.map(|(nth, &node)| Node {
+            node,
+            pages: of(&self.pages, nth),
+            memory_bytes: of(&self.memory, nth),
+        });
+        let mut object = serializer.serialize_struct("System", 1)?;
+        object.serialize_field("nodes", &nodes.collect::<Vec<_>>())?;
+        object.end()
+    }
 }
 
 /// The kinds of memory that `numastat -m` prints, in its order. A table leaves out those that the

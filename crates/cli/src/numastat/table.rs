@@ -93,8 +93,8 @@ pub fn of(report: &Report, form: Form) -> String {
     let table = Table {
         title: &format!(
             "Per-node process memory usage (in MBs) for PID {} ({})",
-            report.pid,
-            escaped(&report.name)
+            report.process.pid,
+            escaped(&report.process.name)
         ),
         corner: "",
         nodes: &report.nodes,
@@ -127,7 +127,7 @@ pub fn of_all(reports: &[Report], form: Form) -> String {
     let mut rows: Vec<(String, Vec<u64>)> = reports
         .iter()
         .map(|report| {
-            let name = format!("{} ({})", report.pid, escaped(&report.name));
+            let name = format!("{} ({})", report.process.pid, escaped(&report.process.name));
             (name, nodes.iter().map(|&node| on(report, node)).collect())
         })
         .collect();
@@ -151,11 +151,11 @@ pub fn of_all(reports: &[Report], form: Form) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::foreign::Identity;
 
     fn report(pid: u32, nodes: &[usize], huge: &[u64]) -> Report {
         Report {
-            pid,
-            name: "cat".into(),
+            process: Identity::named(pid, "cat".to_owned()),
             nodes: nodes.to_vec(),
             huge: huge.to_vec(),
             heap: vec![1 << 19; nodes.len()],

@@ -18,7 +18,7 @@
 //! counted as a file. A mapping without a policy shows the policy of the process's first thread,
 //! whichever thread touched the pages.
 
-use crate::foreign::{Deadline, Process as Files};
+use crate::foreign::{Deadline, Identity, Process as Files};
 use crate::numastat;
 use crate::numastat::maps::{Kind, Line, each_line};
 use crate::output::{Lines, Table};
@@ -87,9 +87,12 @@ struct Mapping {
     wanted: Vec<usize>,
     /// `heap`, `stack`, `huge`, `anonymous`, or the file's name as the kernel writes it.
     memory: String,
+    #[serde(rename = "page_bytes")]
     page_size: u64,
+    #[serde(rename = "misplaced_pages")]
     misplaced: u64,
     /// Other pages on unwanted nodes, which may be a file's.
+    #[serde(rename = "unknown_pages")]
     unknown: u64,
     pages: Vec<OnNode>,
 }
@@ -103,16 +106,17 @@ struct OnNode {
 /// What was found.
 #[derive(Serialize)]
 pub struct Checked {
-    pid: u32,
-    name: String,
+    process: Identity,
     misplaced: Amount,
     /// Pages on a node that their policy wants.
     placed: Amount,
     unknown: Unknown,
     mappings: Vec<Mapping>,
     /// Mappings with misplaced pages that are not shown.
+    #[serde(rename = "left_out_mappings")]
     left_out: usize,
     /// The node on which `local` memory should be, if it is known.
+    #[serde(rename = "local_node")]
     local: Option<usize>,
 }
 
@@ -197,7 +201,12 @@ pub fn check(root: &Path, pid: u32) -> Result<Checked> {
     let process = numastat::Process::open(root, pid)?;
     let maps = process.maps()?;
     let local = local_node(process.files(), &topology);
-    Checked::of(pid, maps.name, &maps.text, local).with_context(|| format!("process {pid}"))
+    let identity = process.identity(maps.name.clone());
+    let checked = Checked::of(pid, maps.name, &maps.text, local);
+    Ok(Checked {
+        process: identity,
+        ..checked.with_context(|| format!("process {pid}"))?
+    })
 }
 
 impl Checked {
@@ -205,8 +214,7 @@ impl Checked {
     /// if it is known.
     pub fn of(pid: u32, name: String, numa_maps: &str, local: Option<NodeId>) -> Result<Checked> {
         let mut checked = Checked {
-            pid,
-            name,
+            process: Identity::named(pid, name),
             misplaced: Amount::default(),
             placed: Amount::default(),
             unknown: Unknown::default(),
@@ -320,8 +328,8 @@ impl fmt::Display for Checked {
         let mut text = Lines::default();
         text.add(format_args!(
             "process {} ({}): {}",
-            self.pid,
-            self.name,
+            self.process.pid,
+            self.process.name,
             self.verdict()
         ));
         f.write_str(&text.to_string())?;

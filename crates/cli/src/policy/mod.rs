@@ -97,8 +97,9 @@ fn wanted(argument: Option<&OsStr>) -> Result<(Mempolicy, Source)> {
 pub fn main(args: Args) -> Result<ExitCode> {
     if let Some(pid) = args.check {
         let checked = check::check(&args.root, pid)?;
-        let answer = output::named("policy_check", &checked);
-        output::show(args.json, &answer, || checked.to_string())?;
+        output::show(args.json, "policy --check", &checked, || {
+            checked.to_string()
+        })?;
         return Ok(ExitCode::from(u8::from(checked.is_misplaced())));
     }
     let (policy, source) = match wanted(args.policy.as_deref()) {
@@ -123,7 +124,8 @@ pub fn main(args: Args) -> Result<ExitCode> {
         None => machine.local(),
     };
     let explanation = Explanation::of(&policy, &machine, from, source);
-    let answer = output::named("policy", &explanation);
-    output::show(args.json, &answer, || explanation.to_string())?;
+    output::show(args.json, "policy", &explanation, || {
+        explanation.to_string()
+    })?;
     Ok(ExitCode::from(u8::from(!explanation.usable)))
 }

@@ -12,7 +12,7 @@ pub mod statistics;
 mod trust;
 mod watch;
 
-use crate::foreign::{Unopened, open_own};
+use crate::foreign::{Identity, Unopened, open_own};
 use crate::output;
 use anyhow::{Context, Result, bail};
 use pinfold_malloc::settings::{
@@ -24,8 +24,9 @@ use program::{Obstacle, Program};
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The exit status of shells for a command that cannot be executed.
 const NOT_EXECUTABLE: u8 = 126;
@@ -39,11 +40,16 @@ const NOT_FOUND: u8 = 127;
 #[derive(clap::Args)]
 #[command(after_long_help = environment::help())]
 pub struct Args {
-    /// When the program has ended, print to standard error what the allocator did
+    /// When the program has ended, print what the allocator did to standard error, or to FILE; `-`
+    /// is standard output
     ///
     /// Counting makes each call a few nanoseconds slower. docs/stats.md explains every line.
-    #[arg(long)]
-    stats: bool,
+    #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true)]
+    stats: Option<Option<PathBuf>>,
+
+    /// With --stats, print one JSON object instead of lines
+    #[arg(long, requires = "stats")]
+    json: bool,
 
     /// When to run a background thread that gives idle memory back: auto, on, off, or an interval
     /// in milliseconds
@@ -205,6 +211,9 @@ pub fn main(args: Args) -> Result<ExitCode> {
     if let Some(file) = &args.heap_file {
         check_heap_file(file)?;
     }
+    if let Some(Some(file)) = &args.stats {
+        output::check_writable("the statistics", file)?;
+    }
     let placed = placement::place(args.policy.as_deref())?;
     let library = library::find()?;
     let (name, arguments) = args.command.split_first().context("no command given")?;
@@ -258,7 +267,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
             }
         }
     }
-    if (args.stats || args.leaks.is_some()) && obstacle.is_none() {
+    if (args.stats.is_some() || args.leaks.is_some()) && obstacle.is_none() {
         run_and_report(name, command, placed, &args)
     } else {
         // `exec` replaces this process, so the program keeps its process id, terminal and signals.
@@ -315,7 +324,7 @@ fn run_and_report(
     args: &Args,
 ) -> Result<ExitCode> {
     let directory = statistics::Directory::make()?;
-    if args.stats {
+    if args.stats.is_some() {
         command.env(STATS, directory.path());
     }
     let heap_file = match &args.heap_file {
@@ -327,7 +336,7 @@ fn run_and_report(
     }
     let relay = signals::Relay::start();
     relay.prepare(&mut command);
-    let started = std::time::SystemTime::now();
+    let started = SystemTime::now();
     let spawned = command.spawn();
     drop(placed);
     let mut child = match spawned {
@@ -343,8 +352,21 @@ fn run_and_report(
     relay.stop_at_the_end();
     let status = child.wait().context("waiting for the command")?;
     let kept = watch.map_or_else(Vec::new, |watch| watch.end(status.signal().is_some()));
-    if args.stats {
-        report::print(&directory.read(child.id()));
+    if let Some(file) = &args.stats {
+        let report = directory.read(child.id());
+        let form = match args.json {
+            true => report::Form::Json(Identity {
+                command: Some(words(&args.command)),
+                started_seconds: (started.duration_since(UNIX_EPOCH).ok())
+                    .map(|started| started.as_secs_f64()),
+                ..Identity::named(child.id(), program_name(name))
+            }),
+            false => report::Form::Text,
+        };
+        // The program has run, so its status counts.
+        if let Err(error) = report::write(&report, form, file.as_deref()) {
+            output::note(format_args!("{error:#}"));
+        }
     }
     if args.leaks.is_some() {
         let most = leaks::print(&heap_file, started, &kept);
@@ -360,6 +382,18 @@ fn run_and_report(
         }
     }
     Ok(exit_code(status))
+}
+
+/// Returns the words of a command as `/proc/PID/cmdline` would show them.
+fn words(command: &[OsString]) -> String {
+    let words = command.iter().map(|word| word.to_string_lossy());
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the name of a program without its folder.
+fn program_name(name: &OsStr) -> String {
+    let file = Path::new(name).file_name().unwrap_or(name);
+    file.to_string_lossy().into_owned()
 }
 
 /// Returns whether a program ended by `exit`, or by a signal by which users stop programs.

@@ -1,12 +1,39 @@
 //! The report of `pinfold run --stats`. docs/stats.md explains every line.
 
 use super::statistics::{Class, Process, Report, hit_rate};
-use crate::live::Cache;
+use crate::foreign::Identity;
+use crate::live::{Cache, backend_name};
+use crate::output;
+use anyhow::Result;
 use pinfold::internal::segment::{Call, SlabEvent};
+use serde::Serialize;
 use std::fmt::Write;
+use std::path::Path;
 
-/// Prints the report to standard error. A closed standard error is not an error.
-pub fn print(report: &Report) {
+/// How the report is written.
+pub enum Form {
+    Text,
+    /// One JSON object about this process.
+    Json(Identity),
+}
+
+/// Writes the report to a file, or to standard error if that is `None`. A closed standard error is
+/// not an error.
+pub fn write(report: &Report, form: Form, file: Option<&Path>) -> Result<()> {
+    let text = match form {
+        Form::Text => text(report),
+        Form::Json(process) => output::object("run --stats", Shown::of(process, report))?,
+    };
+    match file {
+        Some(file) => output::write("the statistics", file, text.as_bytes()),
+        None => {
+            output::report(&text);
+            Ok(())
+        }
+    }
+}
+
+fn text(report: &Report) -> String {
     let mut text = String::new();
     match &report.main {
         Some(process) => describe(&mut text, process),
@@ -15,19 +42,139 @@ pub fn print(report: &Report) {
         ),
     }
     if !report.others.is_empty() {
-        let (calls, held) = report.others.iter().fold((0, 0), |(calls, held), process| {
-            let calls = u64::saturating_add(calls, process.calls());
-            (calls, held.max(process.snapshot.held_peak))
-        });
+        let others = Others::of(&report.others);
         let _ = writeln!(
             text,
             "  {} further processes: {} calls, largest peak {}",
-            report.others.len(),
-            grouped(calls),
-            bytes(held)
+            others.processes,
+            grouped(others.calls),
+            bytes(others.held_peak_bytes)
         );
     }
-    crate::output::report(&text);
+    text
+}
+
+/// The report for programs.
+#[derive(Serialize)]
+struct Shown {
+    process: Identity,
+    /// What the last program of the process counted, if it left that.
+    counts: Option<Counts>,
+    others: Others,
+}
+
+#[derive(Serialize)]
+struct Counts {
+    backend: &'static str,
+    allocations: u64,
+    frees: u64,
+    reallocs: u64,
+    failed: u64,
+    requested_bytes: u64,
+    live_bytes: u64,
+    held_bytes: u64,
+    held_peak_bytes: u64,
+    huge_bytes: u64,
+    returned_bytes: u64,
+    cache_hit_ratio: Option<f64>,
+    /// The size classes that the program used.
+    classes: Vec<Size>,
+    /// The blocks that are larger than the largest class.
+    larger: Larger,
+}
+
+#[derive(Serialize)]
+struct Size {
+    size_bytes: u64,
+    allocations: u64,
+    frees: u64,
+    live_objects: u64,
+    cache_hit_ratio: Option<f64>,
+    refills: u64,
+    flushes: u64,
+    slabs_made: u64,
+    slabs_freed: u64,
+}
+
+#[derive(Serialize)]
+struct Larger {
+    allocations: u64,
+    frees: u64,
+    live_objects: u64,
+}
+
+/// All other programs: the earlier ones of the process, and those of further processes.
+#[derive(Serialize)]
+struct Others {
+    processes: usize,
+    calls: u64,
+    /// The largest peak of one of them.
+    held_peak_bytes: u64,
+}
+
+impl Shown {
+    fn of(process: Identity, report: &Report) -> Shown {
+        Shown {
+            process,
+            counts: report.main.as_ref().map(Counts::of),
+            others: Others::of(&report.others),
+        }
+    }
+}
+
+impl Others {
+    fn of(others: &[Process]) -> Others {
+        let calls = others.iter().map(Process::calls);
+        let peaks = others.iter().map(|process| process.snapshot.held_peak);
+        Others {
+            processes: others.len(),
+            calls: calls.fold(0, u64::saturating_add),
+            held_peak_bytes: peaks.max().unwrap_or(0),
+        }
+    }
+}
+
+impl Counts {
+    fn of(process: &Process) -> Counts {
+        let Process { snapshot, calls } = process;
+        let small = process.of_classes(|class| class.calls());
+        let [allocations, frees] =
+            [Call::LARGE_ALLOC, Call::LARGE_FREE].map(|call| calls.count(call));
+        Counts {
+            backend: backend_name(snapshot.backend),
+            allocations: process.allocations(),
+            frees: process.frees(),
+            reallocs: calls.count(Call::REALLOC),
+            failed: calls.count(Call::FAILED),
+            requested_bytes: calls.count(Call::REQUESTED),
+            live_bytes: process.live(),
+            held_bytes: snapshot.held,
+            held_peak_bytes: snapshot.held_peak,
+            huge_bytes: snapshot.huge,
+            returned_bytes: snapshot.returned,
+            cache_hit_ratio: hit_rate(small, snapshot.of_caches(Cache::slow)),
+            classes: process
+                .classes()
+                .filter(|class| class.calls() > 0)
+                .map(|class| Size {
+                    size_bytes: class.cache.size,
+                    allocations: class.alloc,
+                    frees: class.free,
+                    live_objects: class.live(),
+                    cache_hit_ratio: class.hit_rate(),
+                    refills: class.cache.count(SlabEvent::Refilled),
+                    flushes: class.cache.count(SlabEvent::Flushed),
+                    slabs_made: class.cache.count(SlabEvent::SlabAlloc),
+                    slabs_freed: class.cache.count(SlabEvent::SlabFree),
+                })
+                .collect(),
+            larger: Larger {
+                allocations,
+                frees,
+                live_objects: allocations.saturating_sub(frees),
+            },
+        }
+    }
 }
 
 // The program can have written any numbers, so sums stop at the largest number.

@@ -43,6 +43,12 @@ pub fn numbers(value: &serde_json::Value) -> Vec<u64> {
     items.map(|item| item.as_u64().unwrap()).collect()
 }
 
+/// Returns a field of each item of an array.
+pub fn numbers_of(items: &serde_json::Value, field: &str) -> Vec<u64> {
+    let items = items.as_array().unwrap().iter();
+    items.map(|item| item[field].as_u64().unwrap()).collect()
+}
+
 /// Makes the files of a machine with five nodes in a row. Node 3 has no memory, node 4 has no CPUs,
 /// and node 1 has weight 3. The process may use the memory of nodes 0 to 3, and runs on node 1.
 pub fn machine() -> tempfile::TempDir {

@@ -1,8 +1,8 @@
 //! The results of one measurement, in all forms that the command can write.
 
-use super::{Progress, json};
+use super::{Figures, Progress};
 use crate::Machine;
-use crate::output::{check_writable, print, write};
+use crate::output::{check_writable, object, print, write};
 use anyhow::{Result, bail};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -47,7 +47,14 @@ impl Sheet {
     ) -> Result<Sheet> {
         Ok(Sheet {
             text: format!("{machine}\n{}\n{text}", machine.primitives),
-            json: json(bench, machine, rows)?,
+            json: object(
+                &command(bench),
+                Figures {
+                    bench,
+                    machine,
+                    rows,
+                },
+            )?,
             picture: picture.map_err(|error| format!("{error:#}")),
         })
     }
@@ -77,5 +84,13 @@ impl Sheet {
             (Some(file), Ok(picture)) => write("the plot", file, picture.as_bytes()),
             (Some(file), Err(why)) => bail!("cannot draw {}: {why}", file.display()),
         }
+    }
+}
+
+/// Returns the words of the command that runs the measurement `bench`.
+fn command(bench: &str) -> String {
+    match bench {
+        "jitter" => bench.to_owned(),
+        _ => format!("bench {bench}"),
     }
 }

@@ -4,16 +4,17 @@
 //! [`note`] and [`report`] write has passed it.
 
 mod file;
+mod object;
 mod table;
 mod text;
 
 pub use file::{check_writable, write};
+pub use object::object;
 pub use table::{Columns, Table, figure};
 pub use text::{Lines, escaped};
 
 use anyhow::Result;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 use std::{env, fmt};
 use text::escaped_lines;
@@ -42,21 +43,21 @@ pub fn print_more(text: &str) -> Result<bool> {
     }
 }
 
-/// Prints `value` as one JSON object if `json` is true, and otherwise as `text`.
+/// Prints the object of `value` on one line if `json` is true, and otherwise `text`.
 ///
 /// # Errors
 ///
 /// Fails if standard output cannot be written, or the value has no form in JSON.
-pub fn show(json: bool, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
+pub fn show(
+    json: bool,
+    command: &str,
+    value: &impl Serialize,
+    text: impl FnOnce() -> String,
+) -> Result<()> {
     print(&match json {
-        true => serde_json::to_string_pretty(value)? + "\n",
+        true => object(command, value)?,
         false => text(),
     })
-}
-
-/// Returns a value whose JSON is an object with one field, which has this name.
-pub fn named<V>(name: &'static str, value: V) -> BTreeMap<&'static str, V> {
-    BTreeMap::from([(name, value)])
 }
 
 /// Writes a line to standard error, after the name `pinfold`, with control characters escaped. Does

@@ -127,7 +127,7 @@ impl fmt::Display for ParseError {
                 f.write_str("no such mode; write one of ")?;
                 let mut before = "";
                 for mode in Mode::ALL {
-                    write!(f, "{before}{}", mode.name())?;
+                    write!(f, "{before}{}", plain(mode))?;
                     before = ", ";
                 }
                 Ok(())
@@ -154,7 +154,7 @@ impl fmt::Display for ParseError {
             }
             Wrong::TooLarge => write!(f, "no node has this number; they are below {MAX_NODES}"),
             Wrong::OneNode => f.write_str(
-                "prefer takes one node, a plain number; for several write \"prefer (many)\"",
+                "prefer takes one node, a plain number; for several write prefer-many",
             ),
             Wrong::NoNodes => f.write_str("no nodes behind the colon; name some, like 0-3,8"),
             Wrong::NodesForNone => {

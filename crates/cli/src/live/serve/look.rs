@@ -7,11 +7,12 @@
 //!   leaves it out of one look.
 
 use super::once::Once;
-use crate::foreign::{Deadline, Process};
+use crate::foreign::{Deadline, Identity, Process};
+use crate::live::list::{self, Unread};
 use crate::live::snapshot::{Memory, Snapshot};
 use crate::live::source::{Source, Unreadable};
 use crate::live::top::threads_by_cpu;
-use crate::live::{list, locked};
+use crate::live::{locked, status};
 use crate::output;
 use rustix::fs::{AtFlags, statat};
 use std::collections::HashSet;
@@ -49,19 +50,6 @@ pub struct Look {
     pub unread: Unread,
 }
 
-/// How many processes are not in a look, by reason.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Unread {
-    /// Reading them failed.
-    pub failed: usize,
-    /// They could not be read in time.
-    pub late: usize,
-    /// This command may not open more files, or has no more memory for the numbers of processes.
-    pub beyond: usize,
-    /// They run on Pinfold, and this user may not trace them.
-    pub untraceable: usize,
-}
-
 impl Unread {
     /// Returns the counts, with the names of the reasons.
     pub fn by_reason(self) -> [(&'static str, usize); 4] {
@@ -71,11 +59,6 @@ impl Unread {
             ("limit", self.beyond),
             ("permission", self.untraceable),
         ]
-    }
-
-    pub fn sum(self) -> usize {
-        let counts = self.by_reason().into_iter();
-        counts.fold(0, |sum, (_, count)| sum.saturating_add(count))
     }
 
     fn count(&mut self, why: &Unreadable) {
@@ -218,12 +201,7 @@ impl List {
         let Ok(found) = list::sources() else {
             return;
         };
-        let mut unlisted = Unread {
-            failed: found.refused.len(),
-            late: found.unseen,
-            untraceable: found.untraceable,
-            beyond: 0,
-        };
+        let mut unlisted = found.unread();
         let known = self.living();
         let known: HashSet<u32> = known.iter().map(|entry| entry.process().pid()).collect();
         for source in found.sources {
@@ -326,9 +304,9 @@ impl Entry {
             name: self.name(),
             system: self.system(),
             cgroup: self.process().cgroup(),
-            command: with_commands.then(|| self.source.command(COMMAND)),
+            command: with_commands.then(|| self.process().command(COMMAND)),
             cpus: match with_threads {
-                true => threads_by_cpu(self.process().pid(), &snapshot),
+                true => threads_by_cpu(self.process(), &snapshot),
                 false => Vec::new(),
             },
             snapshot,
@@ -358,7 +336,7 @@ impl Entry {
                 .ok()
                 .and_then(|limits| limits.number("Max open files")),
             cpu_seconds: self.source.cpu_seconds(),
-            start_seconds: self.source.start_seconds(),
+            start_seconds: process.start_seconds(),
         }
     }
 
@@ -400,6 +378,16 @@ impl Look {
 }
 
 impl Reading {
+    /// Returns what the page for people shows.
+    pub fn status(&self) -> status::Process {
+        let process = Identity {
+            command: self.command.clone(),
+            started_seconds: self.system.start_seconds,
+            ..Identity::named(self.pid, self.name.clone())
+        };
+        status::Process::of(process, &self.snapshot, &self.cpus)
+    }
+
     /// Returns about how much memory the numbers take, together with their lines on the page for
     /// Prometheus.
     fn memory(&self) -> usize {
@@ -450,6 +438,7 @@ mod tests {
         assert_eq!(memory, MEMORY);
         assert_eq!(look.readings.len(), 1);
         assert_eq!(look.unread.by_reason()[2], ("limit", 1));
-        assert_eq!(look.unread.sum(), 1);
+        let count = |(_, count)| count;
+        assert_eq!(look.unread.by_reason().map(count).iter().sum::<usize>(), 1);
     }
 }

@@ -151,7 +151,7 @@ fn add(samples: &mut Samples, reading: &Reading, with_caches: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::serve::look::Unread;
+    use crate::live::list::Unread;
     use crate::live::snapshot::Snapshot;
     use crate::live::snapshot::tests::{segment, set_event};
 

@@ -7,15 +7,15 @@ mod look;
 mod metrics;
 mod once;
 mod request;
-mod status;
 
 use super::list;
 use super::source::Source;
+use super::status::Status;
 use crate::heap::Patience;
 use crate::output;
 use anyhow::{Context, Result};
 use http::{Response, Server, Waiting};
-use look::{Look, Processes};
+use look::{Look, Processes, Reading};
 use request::Request;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::process::ExitCode;
@@ -28,8 +28,8 @@ use std::time::{Duration, Instant};
 ///
 /// `/metrics` is for Prometheus, as OpenMetrics or as text of version 0.0.4; with `?caches=0`, it
 /// leaves out the object caches. `/` is a page for people, which updates itself. `/status.json` has
-/// the numbers of the page. `/debug/pprof/heap` is a heap profile, and `/sd` names the processes to
-/// collectors of profiles. No request changes anything. Ends with the processes that were named. A
+/// the numbers of the page. `/debug/pprof/heap` is a heap profile, `/heap.svg` its flame graph, and
+/// `/sd` names the processes to collectors of profiles. No request changes anything. Ends with the processes that were named. A
 /// named process that executes another program is served again once that program shows statistics.
 ///
 /// Anybody who can reach the address can read the numbers. A browser can do so only for the
@@ -175,6 +175,38 @@ pub fn main(args: Args) -> Result<ExitCode> {
     }
 }
 
+/// Returns the numbers of the page for people.
+fn status(look: &Look) -> String {
+    let readings = look.readings.iter();
+    let status = Status {
+        processes: readings.map(Reading::status).collect(),
+        unread: look.unread,
+    };
+    // The numbers and names have a form in JSON.
+    output::object("serve", &status).unwrap_or_default()
+}
+
+/// A form in which a heap profile is served.
+struct Form {
+    kind: &'static str,
+    headers: &'static str,
+    make: fn(u32, Patience) -> Result<Vec<u8>>,
+}
+
+const PPROF: Form = Form {
+    kind: "application/octet-stream",
+    headers: "Content-Disposition: attachment; filename=heap.pb.gz\r\n",
+    make: crate::heap::pprof_of_process,
+};
+
+/// The page shows the flame graph as an image, in which no script runs. A link saves it as a file:
+/// the policy of this server's answers forbids the script and the style that are in it.
+const FLAME: Form = Form {
+    kind: "image/svg+xml",
+    headers: "Content-Disposition: attachment; filename=heap.svg\r\n",
+    make: crate::heap::flame_of_process,
+};
+
 struct Served {
     processes: Processes,
     /// Whether the functions of a profile are being named.
@@ -193,15 +225,18 @@ impl Served {
                 Response::page(metrics::kind(request.format), text)
             }),
             "/status.json" => self.numbers(true, |look| {
-                Response::page("application/json", status::text(look))
+                Response::page("application/json", status(look))
             }),
             "/sd" => self.numbers(false, |look| discovery(look, request)),
             "/debug/pprof/heap" => self.numbers(false, |look| {
-                self.heap_profile(look, request, waiting.clone())
+                self.profile(look, request, waiting.clone(), &PPROF)
+            }),
+            "/heap.svg" => self.numbers(false, |look| {
+                self.profile(look, request, waiting.clone(), &FLAME)
             }),
             _ => Response::error(
                 404,
-                "not here; see /, /metrics, /status.json, /debug/pprof/heap and /sd\n",
+                "not here; see /, /metrics, /status.json, /debug/pprof/heap, /heap.svg and /sd\n",
             ),
         }
     }
@@ -216,7 +251,7 @@ impl Served {
     /// Returns the heap profile of the process that the query names by `pid=`, or of the only
     /// process that is served. Naming functions takes long and much memory, so one is made at a
     /// time. Naming ends when the client leaves.
-    fn heap_profile(&self, look: &Look, request: &Request, waiting: Waiting) -> Response {
+    fn profile(&self, look: &Look, request: &Request, waiting: Waiting, form: &Form) -> Response {
         let pids: Vec<u32> = look.readings.iter().map(|reading| reading.pid).collect();
         let asked = request.value("pid");
         let pid = match (asked, &pids[..]) {
@@ -225,7 +260,10 @@ impl Served {
             (Some(text), _) => text.parse().ok().filter(|pid| pids.contains(pid)),
         };
         let Some(pid) = pid else {
-            let text = format!("name one of the processes {pids:?}: /debug/pprof/heap?pid=PID\n");
+            let text = format!(
+                "name one of the processes {pids:?}: {}?pid=PID\n",
+                request.path
+            );
             return Response::error(404, text);
         };
         // Acquire and Release order one profile's work before that of the next.
@@ -234,10 +272,10 @@ impl Served {
             return Response::error(503, text);
         }
         let _turn = Turn(&self.is_naming);
-        match crate::heap::pprof_of_process(pid, Patience::while_waiting(waiting)) {
+        match (form.make)(pid, Patience::while_waiting(waiting)) {
             Ok(bytes) => Response {
-                headers: "Content-Disposition: attachment; filename=heap.pb.gz\r\n",
-                ..Response::page("application/octet-stream", bytes)
+                headers: form.headers,
+                ..Response::page(form.kind, bytes)
             },
             Err(error) => {
                 let text = format!("{error:#}");
@@ -278,14 +316,13 @@ mod tests {
     use super::*;
     use crate::live::snapshot::Snapshot;
     use crate::live::snapshot::tests::segment;
-    use look::Reading;
     use request::Format;
 
     #[test]
     fn one_profile_is_made_at_a_time() {
         let look = Look {
             readings: vec![Reading::with(Snapshot::parse(&segment(0)).unwrap())],
-            unread: look::Unread::default(),
+            unread: list::Unread::default(),
         };
         let request = Request {
             path: "/debug/pprof/heap".to_owned(),
@@ -299,7 +336,7 @@ mod tests {
             is_naming: AtomicBool::new(true),
         };
         let said = || {
-            let response = served.heap_profile(&look, &request, Waiting::new());
+            let response = served.profile(&look, &request, Waiting::new(), &FLAME);
             assert_eq!(response.status, 503);
             assert!(response.headers.contains("Retry-After:"));
             String::from_utf8(response.body).unwrap()

@@ -28,19 +28,25 @@ pub struct Rates {
 /// What a later reading is compared with.
 #[derive(Default)]
 pub struct Before {
-    /// Each thread's CPU time, in the kernel's ticks.
-    times: BTreeMap<u64, u64>,
+    /// Each thread's CPU time, in the kernel's ticks, by the thread's number and start: a later
+    /// thread may have the number of one that has ended.
+    times: BTreeMap<(u64, u64), u64>,
     units: Vec<(u64, u64)>,
 }
 
 /// Reads the CPUs of a process, and replaces `before`.
-pub fn read(pid: u32, snapshot: &Snapshot, seconds: Option<f64>, before: &mut Before) -> Vec<Cpu> {
+pub fn read(
+    process: Option<&Process>,
+    snapshot: &Snapshot,
+    seconds: Option<f64>,
+    before: &mut Before,
+) -> Vec<Cpu> {
     let rate = |before, now| per_second(seconds, before, now);
     // SAFETY: `sysconf` has no preconditions.
     let hertz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64;
     let mut cpus: BTreeMap<u64, Cpu> = BTreeMap::new();
     let mut times = BTreeMap::new();
-    for task in tasks(pid) {
+    for task in tasks(process) {
         let cpu = cpus.entry(task.cpu).or_default();
         *cpu.threads.get_or_insert(0) += 1;
         let earlier = before.times.get(&task.id).copied().unwrap_or(task.time);
@@ -87,15 +93,16 @@ pub fn read(pid: u32, snapshot: &Snapshot, seconds: Option<f64>, before: &mut Be
 }
 
 /// Returns how many threads of a process ran on each CPU last.
-pub fn threads_by_cpu(pid: u32, snapshot: &Snapshot) -> Vec<(String, u64)> {
-    let cpus = read(pid, snapshot, None, &mut Before::default());
+pub fn threads_by_cpu(process: &Process, snapshot: &Snapshot) -> Vec<(String, u64)> {
+    let cpus = read(Some(process), snapshot, None, &mut Before::default());
     let cpus = cpus.into_iter();
     cpus.filter_map(|cpu| Some((cpu.name, cpu.threads?)))
         .collect()
 }
 
 struct Task {
-    id: u64,
+    /// Its number, and when it was started.
+    id: (u64, u64),
     /// The CPU on which the thread ran last.
     cpu: u64,
     /// The thread's CPU time, in the kernel's ticks.
@@ -105,8 +112,8 @@ struct Task {
 /// The most threads of a process that are read.
 const MOST_THREADS: usize = 2000;
 
-fn tasks(pid: u32) -> Vec<Task> {
-    let tasks = Process::open(pid).and_then(|process| process.tasks());
+fn tasks(process: Option<&Process>) -> Vec<Task> {
+    let tasks = process.map(Process::tasks).and_then(Result::ok);
     let tasks = tasks.into_iter().flatten().flatten().take(MOST_THREADS);
     tasks.filter_map(|task| self::task(&task)).collect()
 }
@@ -115,7 +122,7 @@ fn tasks(pid: u32) -> Vec<Task> {
 fn task(task: &Process) -> Option<Task> {
     let stat = task.stat().ok()?;
     Some(Task {
-        id: u64::from(task.pid()),
+        id: (u64::from(task.pid()), stat.number(22)?),
         cpu: stat.number(39)?,
         time: stat.number(14)?.checked_add(stat.number(15)?)?,
     })
@@ -130,7 +137,7 @@ mod tests {
     fn this_process_has_threads_on_cpus() {
         let snapshot = Snapshot::parse(&segment(0)).unwrap();
         let cpus = read(
-            std::process::id(),
+            Some(&Process::own().unwrap()),
             &snapshot,
             Some(1.0),
             &mut Before::default(),
@@ -145,11 +152,11 @@ mod tests {
             let mut snapshot = Snapshot::parse(&segment(3)).unwrap();
             snapshot.backend = backend;
             let mut before = Before::default();
-            read(0, &snapshot, None, &mut before);
+            read(None, &snapshot, None, &mut before);
             let units = &mut snapshot.calls.as_mut().unwrap().units;
             units[1].allocated = 30;
             units[2].freed = 8;
-            let cpus = read(0, &snapshot, Some(2.0), &mut before);
+            let cpus = read(None, &snapshot, Some(2.0), &mut before);
             let names: Vec<_> = cpus.iter().map(|cpu| cpu.name.as_str()).collect();
             assert_eq!(names, [format!("{name}1").as_str(), "all CPUs"]);
             assert_eq!(cpus[0].calls.unwrap().allocated, 15.0);

@@ -160,15 +160,15 @@ fn all(frame: &mut Frame<'_>, area: Rect, list: &mut List, has_keys: bool) {
     ];
     let rows = list.rows.iter().map(|row| {
         vec![
-            row.pid.to_string(),
+            row.process.pid.to_string(),
             mib(row.held_bytes),
             mib(row.held_peak_bytes),
             mib(row.used_bytes),
             mib(row.dirty_bytes),
-            row.seconds.to_string(),
-            escaped(match row.command.is_empty() {
-                true => &row.name,
-                false => &row.command,
+            row.seconds().to_string(),
+            escaped(match row.command() {
+                "" => &row.process.name,
+                command => command,
             })
             .into_owned(),
         ]

@@ -10,6 +10,11 @@ mod sum;
 mod tables;
 mod view;
 
+use super::list::{self, Unread};
+use super::snapshot::Snapshot;
+use super::source::Source;
+use super::status::{Process, Status};
+use crate::foreign::Identity;
 use crate::output;
 use anyhow::{Context, Result, bail};
 pub use cpus::threads_by_cpu;
@@ -56,6 +61,10 @@ pub struct Args {
     /// Wait for one update, print one picture as text of 80 columns and 24 lines, and end
     #[arg(long)]
     once: bool,
+
+    /// With --once, print the numbers of this moment as one JSON object instead of a picture
+    #[arg(long, requires = "once")]
+    json: bool,
 }
 
 /// Whether a signal asks this process to end.
@@ -66,6 +75,9 @@ extern "C" fn note_signal(_: libc::c_int) {
 }
 
 pub fn main(args: Args) -> Result<ExitCode> {
+    if args.json {
+        return json(args.pid);
+    }
     let mut screen = Screen::open(&args)?;
     if !screen.update()? {
         return Ok(ExitCode::SUCCESS);
@@ -171,6 +183,34 @@ fn once(screen: &mut Screen) -> Result<ExitCode> {
     let mut terminal = Terminal::new(TestBackend::new(80, 24))?;
     terminal.draw(|frame| draw(frame, screen, false))?;
     output::print(&text_of(&terminal))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints the numbers of a process, or of all.
+fn json(pid: Option<u32>) -> Result<ExitCode> {
+    let of = |source: &Source, snapshot: &Snapshot| {
+        let cpus = threads_by_cpu(source.process(), snapshot);
+        Process::of(Identity::of(source.process()), snapshot, &cpus)
+    };
+    let status = match pid {
+        Some(pid) => {
+            let source = Source::open(pid).with_context(|| format!("process {pid}"))?;
+            let snapshot = source.read().with_context(|| format!("process {pid}"))?;
+            Status {
+                processes: vec![of(&source, &snapshot)],
+                unread: Unread::default(),
+            }
+        }
+        None => {
+            let mut found = list::sources()?;
+            found.sources.sort_by_key(|source| source.pid);
+            Status {
+                processes: list::read(&mut found, of),
+                unread: found.unread(),
+            }
+        }
+    };
+    output::print(&output::object("top", &status)?)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,7 +6,7 @@ use pinfold::internal::segment::{EVENTS, SlabEvent};
 use serde::Serialize;
 
 /// One node. Rates are of a second.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Node {
     /// Bytes in slabs and large blocks.
     pub used: u64,
@@ -16,13 +16,10 @@ pub struct Node {
     /// Bytes of free objects in the barns.
     pub in_barns: u64,
     /// Objects moved from slabs to sheaves.
-    #[serde(skip)]
     pub refills: f64,
     /// Objects of this node that were freed on another one.
-    #[serde(skip)]
     pub remote: f64,
     /// Objects taken from another node than wanted.
-    #[serde(skip)]
     pub mismatches: f64,
     /// The counts behind the rates.
     counts: [u64; 3],
@@ -65,4 +62,34 @@ pub fn read(snapshot: &Snapshot, seconds: Option<f64>, before: &[Node]) -> Vec<N
             }
         })
         .collect()
+}
+
+/// What was counted of one node so far.
+#[derive(Serialize)]
+pub struct Counts {
+    node: usize,
+    used_bytes: u64,
+    dirty_bytes: u64,
+    /// Bytes of slabs.
+    slabs_bytes: u64,
+    in_barns_bytes: u64,
+    refills: u64,
+    remote_frees: u64,
+    node_mismatches: u64,
+}
+
+/// Reads what was counted so far.
+pub fn counts(snapshot: &Snapshot) -> Vec<Counts> {
+    let nodes = read(snapshot, None, &[]).into_iter().enumerate();
+    let counts = nodes.map(|(nth, node)| Counts {
+        node: nth,
+        used_bytes: node.used,
+        dirty_bytes: node.dirty,
+        slabs_bytes: node.slabs,
+        in_barns_bytes: node.in_barns,
+        refills: node.counts[0],
+        remote_frees: node.counts[1],
+        node_mismatches: node.counts[2],
+    });
+    counts.collect()
 }

@@ -2,6 +2,7 @@
 
 use super::Args;
 use super::view::{Key, Show, View};
+use crate::foreign::{Identity, Process};
 use crate::live::list;
 use crate::live::source::{Source, Unreadable};
 use anyhow::{Context, Result};
@@ -76,7 +77,7 @@ impl Screen {
     pub fn update(&mut self) -> Result<bool> {
         match &mut self.watched {
             Watched::Process(source, view) => match source.read() {
-                Ok(snapshot) => view.update(snapshot),
+                Ok(snapshot) => view.update(Some(source.process()), snapshot),
                 Err(Unreadable::Gone) if self.behind.is_none() => return Ok(false),
                 Err(error) if self.behind.is_some() => {
                     self.notice = Some(format!("process {}: {error}", source.pid));
@@ -141,11 +142,17 @@ impl Screen {
         let Watched::All(list) = &mut self.watched else {
             return Next::Draw;
         };
-        let Some(pid) = list.chosen() else {
+        let Some(chosen) = list.chosen() else {
             return Next::Draw;
         };
-        let list = std::mem::take(list);
+        let (pid, list) = (chosen.pid, std::mem::take(list));
         match self.process(pid) {
+            // Another process may have the number by now.
+            Ok(Watched::Process(source, _)) if !is_same(&chosen, source.process()) => {
+                self.watched = Watched::All(list);
+                self.notice = Some(format!("process {pid}: {}", Unreadable::Gone));
+                Next::Read
+            }
             Ok(process) => {
                 self.watched = process;
                 self.behind = Some(list);
@@ -165,15 +172,17 @@ impl List {
         self.rows.len().saturating_sub(1)
     }
 
-    fn chosen(&self) -> Option<u32> {
-        self.rows.get(self.at).map(|row| row.pid)
+    fn chosen(&self) -> Option<Identity> {
+        self.rows.get(self.at).map(|row| row.process.clone())
     }
 
-    /// Takes new rows. The chosen process stays the chosen one.
-    fn take(&mut self, rows: Vec<list::Row>) {
+    /// Takes new rows. The chosen process stays the chosen one. Another process that has got its
+    /// number does not.
+    pub fn take(&mut self, rows: Vec<list::Row>) {
         let chosen = self.chosen();
         self.rows = rows;
-        let place = self.rows.iter().position(|row| Some(row.pid) == chosen);
+        let is_chosen = |row: &list::Row| chosen.as_ref().is_some_and(|it| it.is(&row.process));
+        let place = self.rows.iter().position(is_chosen);
         self.at = place.unwrap_or(self.at).min(self.last());
     }
 
@@ -181,6 +190,11 @@ impl List {
     pub fn first(&self) -> usize {
         (self.at + 1).saturating_sub(self.page)
     }
+}
+
+/// Returns whether a process is the one that was listed.
+fn is_same(listed: &Identity, process: &Process) -> bool {
+    listed.is(&Identity::of(process))
 }
 
 /// Returns where a key moves to from place `at`, of places up to `last`, of which a screen shows

@@ -17,24 +17,35 @@ pub struct Sum {
     #[serde(flatten)]
     pub counted: Option<Counted>,
     /// The blocks in use, and the free objects in the CPUs' sheaves.
+    #[serde(rename = "live_and_sheaves_bytes")]
     pub live_and_sheaves: u64,
     /// Free objects in the barns' sheaves.
+    #[serde(rename = "in_barns_bytes")]
     pub in_barns: u64,
     /// The rest of the slabs.
+    #[serde(rename = "free_in_slabs_bytes")]
     pub free_in_slabs: u64,
     /// Free runs that are kept.
+    #[serde(rename = "dirty_bytes")]
     pub dirty: u64,
     /// The allocator's own structures, without the CPUs' units.
+    #[serde(rename = "metadata_bytes")]
     pub metadata: u64,
     /// The most that can be in memory. Pages that the program has not touched yet are not.
+    #[serde(rename = "resident_bytes")]
     pub resident: u64,
     /// Mapped, and given back or never touched.
+    #[serde(rename = "returned_or_untouched_bytes")]
     pub returned: u64,
     /// Mapped addresses.
+    #[serde(rename = "reserved_bytes")]
     pub reserved: u64,
+    #[serde(rename = "held_bytes")]
     pub held: u64,
+    #[serde(rename = "held_peak_bytes")]
     pub peak: u64,
     /// Given back so far, of which the program may have taken some again.
+    #[serde(rename = "returned_bytes")]
     pub returned_so_far: u64,
 }
 
@@ -43,11 +54,15 @@ pub struct Sum {
 pub struct Counted {
     /// What the program asked for, by the mean request of each size class. Blocks that are larger
     /// than the largest class count whole.
+    #[serde(rename = "requested_bytes")]
     pub requested: u64,
+    #[serde(rename = "rounding_bytes")]
     pub rounding: u64,
     /// Objects in use and large blocks.
+    #[serde(rename = "live_bytes")]
     pub live: u64,
     /// Free objects in the CPUs' sheaves.
+    #[serde(rename = "in_sheaves_bytes")]
     pub in_sheaves: u64,
 }
 

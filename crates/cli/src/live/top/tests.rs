@@ -36,7 +36,7 @@ fn watched(slabs: &[(usize, u64)]) -> Screen {
     snapshot.nodes[1].dirty = 1 << 20;
     (snapshot.mapped, snapshot.metadata) = (12 << 20, 300 << 10);
     let mut view = View::new(&source, Show::Caches, Key::Bytes);
-    view.update(snapshot);
+    view.update(None, snapshot);
     screen(source, view)
 }
 
@@ -105,7 +105,7 @@ fn what_only_counting_knows_is_told_apart() {
     for (units, words) in [(0, "live and CPUs' sheaves*"), (1, "requested, about")] {
         let source = Source::of_this_process();
         let mut view = View::new(&source, Show::Caches, Key::Bytes);
-        view.update(Snapshot::parse(&segment(units)).unwrap());
+        view.update(None, Snapshot::parse(&segment(units)).unwrap());
         let shown = text(&mut screen(source, view), 80, 24);
         assert!(shown.contains(words), "{shown}");
     }
@@ -176,7 +176,7 @@ fn numbers_of_any_size_are_shown() {
     }
     let source = Source::of_this_process();
     let mut view = View::new(&source, Show::Caches, Key::Refills);
-    view.update(snapshot);
+    view.update(None, snapshot);
     let mut watched = screen(source, view);
     for digit in "1234".chars() {
         watched.press(KeyCode::Char(digit));
@@ -242,7 +242,7 @@ fn arrows_and_pages_move_in_a_table() {
     }
     let source = Source::of_this_process();
     let mut view = View::new(&source, Show::Caches, Key::Name);
-    view.update(snapshot);
+    view.update(None, snapshot);
     let mut process = screen(source, view);
     let shown = |process: &mut Screen| {
         let shown = text(process, 80, 20);
@@ -333,6 +333,16 @@ fn a_process_of_the_table_is_watched_and_left_again() {
     );
     assert!(marked(&shown).ends_with("program2147483408"), "{shown}");
     assert_eq!(screen.press(KeyCode::Esc), Next::End);
+    // Another process that has got the number of the chosen one is not chosen.
+    let Watched::All(list) = &mut screen.watched else {
+        unreachable!();
+    };
+    let mut later = list::Row::with(0x7fff_ff10, "later");
+    later.process.started_seconds = Some(1.0);
+    let others = (1..=40).map(|nth| list::Row::with(0x7fff_fe00 + nth, "other"));
+    list.take(others.chain([later]).collect());
+    let shown = text(&mut screen, 80, 12);
+    assert!(marked(&shown).ends_with("other"), "{shown}");
     // The end of a process that was chosen there leads back, too.
     for has_ended in [false, true] {
         let mut screen = watched(&[(0, 1)]);

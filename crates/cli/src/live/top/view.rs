@@ -9,6 +9,7 @@ use super::nodes::{self, Node};
 use super::screen::moved;
 use super::shepherd::Shepherd;
 use super::sum::Sum;
+use crate::foreign::Process;
 use clap::ValueEnum;
 use ratatui::crossterm::event::KeyCode;
 use std::collections::{HashMap, VecDeque};
@@ -154,7 +155,8 @@ impl View {
         }
     }
 
-    pub fn update(&mut self, snapshot: Snapshot) {
+    /// Takes the numbers of the process, whose threads are in `process`.
+    pub fn update(&mut self, process: Option<&Process>, snapshot: Snapshot) {
         // At the first reading, nothing is known of the time before.
         let seconds = self
             .when
@@ -163,7 +165,7 @@ impl View {
         let slow = snapshot.of_caches(Cache::slow);
         self.slow = rate(self.slow_before, slow);
         self.sum = Sum::of(&snapshot);
-        self.cpus = cpus::read(self.pid, &snapshot, seconds, &mut self.cpus_before);
+        self.cpus = cpus::read(process, &snapshot, seconds, &mut self.cpus_before);
         self.nodes = nodes::read(&snapshot, seconds, &self.nodes);
         self.shepherd = Shepherd::read(&snapshot, seconds, &self.shepherd);
         self.backend = super::super::backend_name(snapshot.backend);

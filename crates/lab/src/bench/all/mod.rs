@@ -28,6 +28,10 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 
+    /// Print one JSON object instead of tables
+    #[arg(long, conflicts_with = "html")]
+    json: bool,
+
     /// Measure so briefly that the figures only show that everything runs
     #[arg(long)]
     quick: bool,
@@ -74,6 +78,11 @@ pub fn main(args: &Args) -> Result<()> {
         .map(|((seed, part), outcome)| page::Section::new(seed, part.command(args), outcome))
         .collect();
     match &args.html {
+        _ if args.json => {
+            let benchmarks: Result<Vec<_>> = sections.iter().map(page::Section::json).collect();
+            let all = serde_json::json!({ "benchmarks": benchmarks? });
+            output::print(&output::object("bench all", &all)?)
+        }
         Some(file) => {
             let page = page(&sections, args.quick)?;
             output::write("the report", file, page.as_bytes())?;

@@ -8,6 +8,7 @@ use crate::figures::{Sheet, date};
 use crate::output::Table;
 use anyhow::Result;
 use pinfold::topology::Topology;
+use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::time::SystemTime;
 
@@ -61,6 +62,18 @@ impl Section<'_> {
             Err(why) => format!("Not measured here: {why}\n"),
         };
         text
+    }
+
+    /// Returns the benchmark's own object for programs, and what the figures mean beside those of
+    /// the document. Without figures, returns why there are none.
+    pub fn json(&self) -> Result<Value> {
+        let Ok(sheet) = self.outcome else {
+            let failure = self.outcome.as_ref().err();
+            return Ok(json!({ "bench": self.seed.bench, "failure": failure }));
+        };
+        let mut object: Map<String, Value> = serde_json::from_str(&sheet.json)?;
+        object.insert("meaning".to_owned(), self.comparison.meaning.clone().into());
+        Ok(object.into())
     }
 
     /// Formats the section for the file.
