@@ -206,15 +206,15 @@ fn look_alone(asked: &Asked, process: libc::pid_t) {
             }
         }
     }
-    // Held memory also counts what was freed and is kept, so it peaks when less is in use.
-    let totals = heap_profile::totals();
-    let in_use = totals.bytes.saturating_sub(totals.freed_bytes);
-    let last = PEAK.load(Relaxed);
-    let step = |percent| last.saturating_add(last / 100 * u64::from(percent));
-    if peak.is_some_and(|percent| in_use > step(percent))
-        && write(asked, process, format_args!("peak"))
-    {
-        PEAK.store(in_use, Relaxed);
+    if let Some(percent) = peak {
+        // Held memory also counts what was freed and is kept, so it peaks when less is in use.
+        let totals = heap_profile::totals();
+        let in_use = totals.bytes.saturating_sub(totals.freed_bytes);
+        let last = PEAK.load(Relaxed);
+        let least = last.saturating_add(last / 100 * u64::from(percent));
+        if in_use > least && write(asked, process, format_args!("peak")) {
+            PEAK.store(in_use, Relaxed);
+        }
     }
 }
 
