@@ -34,7 +34,7 @@ const KEPT: u32 = 8;
 pub(crate) struct Moments {
     /// When the held memory passes this much.
     above: Option<Limit>,
-    /// When the held memory is this many percent above the last written peak.
+    /// When the profile's bytes in use are this many percent above the last written peak.
     peak: Option<u32>,
     /// Milliseconds from one profile to the next.
     every: Option<u64>,
@@ -110,7 +110,7 @@ static NUMBER: AtomicU32 = AtomicU32::new(0);
 static BEGIN: AtomicU64 = AtomicU64::new(0);
 /// Whether the held memory was above the limit at the last look.
 static WAS_ABOVE: AtomicBool = AtomicBool::new(false);
-/// The held memory of the last peak that was written.
+/// The bytes in use of the last peak that was written.
 static PEAK: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the moments that the environment asks for, if it also names a file.
@@ -206,12 +206,15 @@ fn look_alone(asked: &Asked, process: libc::pid_t) {
             }
         }
     }
-    let last = PEAK.load(Relaxed);
-    let step = |percent| last.saturating_add(last / 100 * u64::from(percent));
-    if peak.is_some_and(|percent| held > step(percent))
-        && write(asked, process, format_args!("peak"))
-    {
-        PEAK.store(held, Relaxed);
+    if let Some(percent) = peak {
+        // Held memory also counts what was freed and is kept, so it peaks when less is in use.
+        let totals = heap_profile::totals();
+        let in_use = totals.bytes.saturating_sub(totals.freed_bytes);
+        let last = PEAK.load(Relaxed);
+        let least = last.saturating_add(last / 100 * u64::from(percent));
+        if in_use > least && write(asked, process, format_args!("peak")) {
+            PEAK.store(in_use, Relaxed);
+        }
     }
 }
 
