@@ -208,7 +208,10 @@ pub unsafe extern "C" fn pinfold_malloc_usable_size(block: *mut c_void) -> usize
 /// for locks.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_malloc_trim(_pad: usize) -> c_int {
-    c_int::from(slab::shrink_all().unwrap_or_else(|_| arena::trim()) > 0)
+    let before = arena::returned();
+    // If the kernel cannot fence, the rest has gone back nevertheless.
+    let _ = slab::shrink_all();
+    c_int::from(arena::returned() > before)
 }
 
 /// Sets the soft limit on the memory that Pinfold holds, in bytes. 0 removes the limit. Never
