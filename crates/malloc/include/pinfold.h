@@ -201,12 +201,13 @@ int pinfold_guard_start(uint64_t interval);
 int pinfold_guard_stop(void);
 
 /*
- * Gives all free memory back to the system, including the free objects of every CPU's caches. `pad`
- * is ignored.
+ * Gives all free memory back to the system, including the free objects of every CPU's caches, and
+ * whole pages of free objects in slabs that are in use. `pad` is ignored.
  *
  * Returns 1 if any memory went back, else 0. Interrupts the CPUs once. Where the kernel cannot
- * fence, the free objects of the CPUs' caches stay. Makes a system call for each free run. Do not
- * call this in signal handlers.
+ * fence, the free objects of the CPUs' caches stay. Makes a system call for each free run, and for
+ * each range of free pages in slabs that were used since the last time. Do not call this in signal
+ * handlers.
  */
 int pinfold_malloc_trim(size_t pad);
 

@@ -199,14 +199,19 @@ pub unsafe extern "C" fn pinfold_malloc_usable_size(block: *mut c_void) -> usize
 }
 
 /// Gives all free memory back to the system (`malloc_trim`), including the free blocks that each
-/// CPU keeps. Returns 1 if any memory went back. Ignores `pad`.
+/// CPU keeps, and whole pages of free blocks in slabs that are in use. Returns 1 if any memory went
+/// back. Ignores `pad`.
 ///
 /// Interrupts the CPUs that run threads of this process, once. If the kernel has no call for this,
-/// gives back only the arenas' free runs. Must not be called in a signal handler, because it waits
+/// the blocks that CPUs keep stay. Makes a system call for each free run, and for each range of
+/// free pages in slabs. Must not be called in a signal handler, because it waits
 /// for locks.
 #[unsafe(no_mangle)]
 pub extern "C" fn pinfold_malloc_trim(_pad: usize) -> c_int {
-    c_int::from(slab::shrink_all().unwrap_or_else(|_| arena::trim()) > 0)
+    let before = arena::returned();
+    // If the kernel cannot fence, the rest has gone back nevertheless.
+    let _ = slab::shrink_all();
+    c_int::from(arena::returned() > before)
 }
 
 /// Sets the soft limit on the memory that Pinfold holds, in bytes. 0 removes the limit. Never
