@@ -23,3 +23,8 @@ pub mod prometheus_client;
 #[cfg(all(doctest, feature = "metrics", feature = "prometheus-client"))]
 #[doc = include_str!("../../../docs/bridges.md")]
 struct Guide;
+
+/// Runs the README's example as a test.
+#[cfg(all(doctest, feature = "metrics"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -185,7 +185,17 @@ impl Pinfold {
 #[doc = include_str!("../../../docs/heaps.md")]
 struct Heaps;
 
+/// Runs the example of docs/programs.md as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/programs.md")]
+struct Programs;
+
 /// Runs the README's examples as tests. They use `pinfold` and this crate.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// Runs the example of this crate's README as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct OwnReadme;

@@ -141,3 +141,8 @@ struct PercpuDocumentation;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/isolation.md")]
 struct IsolationDocumentation;
+
+/// Runs the README's example as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
