@@ -181,13 +181,14 @@ impl fmt::Display for Answer {
             set(&self.to),
             self.not_moved_pages
         ));
-        let before = |on: &OnNode| on.before_bytes;
-        let rows: [(&str, &dyn Fn(&OnNode) -> u64); 2] =
-            [("before", &before), ("after", &|on| on.after_bytes)];
-        let mut table = Table::of(rows).column("MiB", |row| row.0);
+        let mut table = Table::of(["before", "after"]).column("MiB", |row| row);
         for on in &self.nodes {
-            let head = format!("node {}", on.node);
-            table = table.column(head, |row| live::mib(row.1(on)));
+            table = table.column(format_args!("node {}", on.node), |row| {
+                live::mib(match row {
+                    "before" => on.before_bytes,
+                    _ => on.after_bytes,
+                })
+            });
         }
         write!(f, "{head}{}", table.table())?;
         let left = self.from.iter().copied();

@@ -1,5 +1,5 @@
-//! Holds docs/json.md against what the commands print: each field that is printed is documented with
-//! its type, and each documented field is printed.
+//! Holds docs/json.md against what the commands print: each field that is printed is documented
+//! with its type, and each documented field is printed.
 
 mod program;
 mod runs;

@@ -292,11 +292,14 @@ pub fn pprof_of_process(pid: u32, patience: Patience) -> Result<Vec<u8>> {
     Ok(pprof::encode(&of_process(pid, patience)?))
 }
 
-/// Returns the memory in use of a running process as a flame graph, by its heap profile. What has no
-/// name when `patience` is over keeps its address.
+/// The most call stacks of a flame graph for a browser. A process chooses how many it has.
+const SERVED_STACKS: usize = 5000;
+
+/// Returns the memory in use of a running process as a flame graph, by its heap profile. What has
+/// no name when `patience` is over keeps its address.
 pub fn flame_of_process(pid: u32, patience: Patience) -> Result<Vec<u8>> {
     let profile = of_process(pid, patience)?;
-    let picture = picture(What::InUse, moment(profile.time_ns), usize::MAX);
+    let picture = picture(What::InUse, moment(profile.time_ns), SERVED_STACKS);
     Ok(flame::draw(&profile, picture)?)
 }
 

@@ -29,8 +29,8 @@ pub struct Repeat {
 }
 
 impl Repeat {
-    /// Prints the text that `show` makes of the process, each reading, its number and its time since
-    /// the epoch. Ends with the process, or when standard output is closed.
+    /// Prints the text that `show` makes of the process, each reading, its number and its time
+    /// since the epoch. Ends with the process, or when standard output is closed.
     pub fn main(
         &self,
         mut show: impl FnMut(&Identity, &Snapshot, u64, Duration) -> Result<String>,

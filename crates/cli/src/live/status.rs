@@ -1,5 +1,5 @@
-//! All numbers of processes at one moment, for programs: what `pinfold top --once --json` prints, and
-//! `pinfold serve` serves to its page.
+//! All numbers of processes at one moment, for programs: what `pinfold top --once --json` prints,
+//! and `pinfold serve` serves to its page.
 
 use super::list::Unread;
 use super::snapshot::{self, Snapshot};

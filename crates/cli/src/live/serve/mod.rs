@@ -29,8 +29,9 @@ use std::time::{Duration, Instant};
 /// `/metrics` is for Prometheus, as OpenMetrics or as text of version 0.0.4; with `?caches=0`, it
 /// leaves out the object caches. `/` is a page for people, which updates itself. `/status.json` has
 /// the numbers of the page. `/debug/pprof/heap` is a heap profile, `/heap.svg` its flame graph, and
-/// `/sd` names the processes to collectors of profiles. No request changes anything. Ends with the processes that were named. A
-/// named process that executes another program is served again once that program shows statistics.
+/// `/sd` names the processes to collectors of profiles. No request changes anything. Ends with the
+/// processes that were named. A named process that executes another program is served again once
+/// that program shows statistics.
 ///
 /// Anybody who can reach the address can read the numbers. A browser can do so only for the
 /// server's own page: a request must name the server by an IP address, as localhost, or by a name
