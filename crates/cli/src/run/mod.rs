@@ -99,9 +99,9 @@ pub struct Args {
 
     /// With --heap-file, also write the profile at MOMENTS, like above:90%,peak:10%,every:5m
     ///
-    /// `above:BYTES` or `above:N%` (of the memory limit) and `every:TIME` write FILE.PID.N, of which
-    /// the newest 8 stay, or `keep:N`. `peak:N%` replaces FILE.PID.peak when the memory in use is N
-    /// % above the last peak. A thread in the program looks once a second.
+    /// `above:BYTES` or `above:N%` (of the memory limit) and `every:TIME` write FILE.PID.N. The
+    /// newest 8 of these stay, or `keep:N`. `peak:N%` replaces FILE.PID.peak when the memory in use
+    /// is N % above the last peak. A thread in the program looks once a second.
     #[arg(long, value_name = "MOMENTS", requires = "heap_file", value_parser = |value: &str| environment::option(HEAP_DUMP, value))]
     heap_dump: Option<String>,
 

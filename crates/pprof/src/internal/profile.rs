@@ -236,8 +236,8 @@ fn lines(names: &Names) -> Vec<Line> {
 }
 
 impl Profile {
-    /// Makes a profile with the names that `find` returns for the places of the addresses. Addresses
-    /// without a name keep none.
+    /// Makes a profile with the names that `find` returns for the places of the addresses. An
+    /// address without a name keeps none.
     pub fn of(raw: &Raw, find: impl FnOnce(&[maps::Mapping], &[Place]) -> Found) -> Profile {
         let mut addresses: Vec<u64> = raw
             .rows
