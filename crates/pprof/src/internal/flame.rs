@@ -76,8 +76,8 @@ pub fn draw(profile: &Profile, picture: Picture) -> Result<Vec<u8>, Error> {
     Ok(drawn)
 }
 
-/// Returns the numbers of a call stack in the form that the drawing takes. A difference has two. The
-/// second one is the width, and the sign of the second less the first chooses the colour.
+/// Returns the numbers of a call stack in the form that the drawing takes. A difference has two.
+/// The second one is the width, and the sign of the second less the first chooses the colour.
 fn numbers(bytes: f64, is_difference: bool) -> String {
     let width = bytes.abs().round();
     match is_difference {
