@@ -211,3 +211,8 @@ impl ProfCtl {
 #[cfg(all(doctest, feature = "flamegraph"))]
 #[doc = include_str!("../../../docs/pprof.md")]
 struct Guide;
+
+/// Runs the README's example as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
