@@ -6,7 +6,8 @@ use command::fuzzing::report;
 use libfuzzer_sys::fuzz_target;
 use pinfold_pprof::internal::names::Found;
 use pinfold_pprof::internal::profile::{Profile, What};
-use pinfold_pprof::internal::{flame, pprof, raw::Raw};
+use pinfold_pprof::internal::flame::{self, Picture};
+use pinfold_pprof::internal::{pprof, raw::Raw};
 
 fuzz_target!(|data: &[u8]| {
     let Ok(raw) = Raw::parse(data) else {
@@ -17,11 +18,17 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(read.stacks.len(), profile.stacks.len());
     assert_eq!(read.locations.len(), profile.locations.len());
     for what in [What::InUse, What::Allocated] {
-        let _ = flame::draw(&profile, what, command::fuzzing::escaped);
+        let picture = Picture {
+            what,
+            subtitle: None,
+            most: usize::MAX,
+            clean: command::fuzzing::escaped,
+        };
+        let _ = flame::draw(&profile, picture);
         let _ = report::summary(&profile, what);
         let _ = report::functions(&profile, what, 5);
         let _ = report::stacks(&profile, what, 5);
-        let _ = report::json(&profile, what, 5).to_string();
+        let _ = report::json(&profile, None, what, 5).to_string();
     }
     profile.subtract(&read);
 });

@@ -21,7 +21,7 @@ fuzz_target!(|data: &[u8]| {
         let _ = report::summary(&profile, what);
         let _ = report::functions(&profile, what, 5);
         let _ = report::stacks(&profile, what, 5);
-        let _ = report::json(&profile, what, 5).to_string();
+        let _ = report::json(&profile, None, what, 5).to_string();
     }
     let again = pprof::decode(&pprof::encode(&profile)).expect("the same");
     profile.subtract(&again);

@@ -350,7 +350,7 @@ fn copyright(package: &Package) -> Result<String> {
         "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n\
          Upstream-Name: pinfold\n\
          Comment: The files contain these crates and parts of Rust's standard library, under\n \
-         the licenses that follow each crate's name. {THIRD_PARTY} has their texts.\n{}\n\
+         the licenses that follow each crate's name. {THIRD_PARTY}.gz has their texts.\n{}\n\
          Files: *\nCopyright: {}\nLicense: Expat or Apache-2.0\n\n\
          License: Expat\n{}\n\
          License: Apache-2.0\n On Debian systems, the text is in \

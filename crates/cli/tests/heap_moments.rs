@@ -130,14 +130,14 @@ fn in_use(path: &Path, part: &str) -> (f64, f64) {
     assert!(output.status.success(), "{}", said(&output));
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let bytes = |values: &serde_json::Value| values["inuse_bytes"].as_f64().unwrap();
-    let stacks = json["heap"]["stacks"].as_array().unwrap();
+    let stacks = json["stacks"].as_array().unwrap();
     let has_part = |stack: &&serde_json::Value| {
         let mut functions = stack["functions"].as_array().unwrap().iter();
         functions.any(|name| name.as_str().unwrap().ends_with(part))
     };
     let found = stacks.iter().filter(has_part);
     (
-        bytes(&json["heap"]["totals"]),
+        bytes(&json["totals"]),
         found.map(|stack| bytes(&stack["values"])).sum(),
     )
 }

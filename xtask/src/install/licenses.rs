@@ -10,7 +10,7 @@ use std::process::Command;
 const FILES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
 /// What was written before this project, and by whom, but is no crate.
 const STANDARD: &str = "Rust's standard library (MIT OR Apache-2.0), by the Rust Project's \
-    contributors, under the texts of these licenses below";
+    contributors; the texts below have these licenses";
 
 /// A crate that is part of the built files.
 pub struct Crate {

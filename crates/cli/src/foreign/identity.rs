@@ -3,6 +3,7 @@
 use super::{Process, system_fields};
 use rustix::param::clock_ticks_per_second;
 use serde::Serialize;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 /// The bytes of a command line that are read.
@@ -20,9 +21,28 @@ pub struct Identity {
     /// When the process was started, since the epoch. `None` if that is not known. A number and
     /// this time together belong to one process only.
     pub started_seconds: Option<f64>,
+    /// The same in the kernel's ticks, or 0. Unlike the time, they do not change when the clock is
+    /// set.
+    #[serde(skip)]
+    pub ticks: u64,
 }
 
 impl Identity {
+    /// Returns what is known of a child that was just started by these words.
+    pub fn of_child(pid: u32, words: &[OsString]) -> Identity {
+        let name = words.first().map_or(OsStr::new(""), OsString::as_os_str);
+        let name = Path::new(name).file_name().unwrap_or(name);
+        let words = words.iter().map(|word| word.to_string_lossy());
+        let command = words.collect::<Vec<_>>().join(" ");
+        let command = &command.as_bytes()[..command.len().min(COMMAND)];
+        let process = Process::open(pid).ok();
+        Identity {
+            command: Some(String::from_utf8_lossy(command).into_owned()),
+            started_seconds: process.and_then(|process| process.start_seconds()),
+            ..Identity::named(pid, name.to_string_lossy().into_owned())
+        }
+    }
+
     /// Returns what is known of a process by its number and name alone.
     pub fn named(pid: u32, name: String) -> Identity {
         Identity {
@@ -30,13 +50,14 @@ impl Identity {
             name,
             command: None,
             started_seconds: None,
+            ticks: 0,
         }
     }
 
     /// Returns whether both are the same process, and not two that had the number one after the
     /// other.
     pub fn is(&self, other: &Identity) -> bool {
-        (self.pid, self.started_seconds) == (other.pid, other.started_seconds)
+        (self.pid, self.ticks) == (other.pid, other.ticks)
     }
 
     /// Reads what a process calls itself. What cannot be read is empty.
@@ -44,6 +65,7 @@ impl Identity {
         Identity {
             command: Some(process.command(COMMAND)),
             started_seconds: process.start_seconds(),
+            ticks: process.start_ticks().unwrap_or(0),
             ..Identity::named(process.pid(), process.name().unwrap_or_default())
         }
     }
@@ -72,10 +94,14 @@ impl Process {
         let boot = system_fields(Path::new("/proc/stat"))
             .ok()?
             .number("btime ")?;
-        let started = match self.started() {
-            0 => self.stat().ok()?.started().ok()?,
-            started => started,
-        };
-        Some(boot as f64 + started as f64 / clock_ticks_per_second() as f64)
+        Some(boot as f64 + self.start_ticks()? as f64 / clock_ticks_per_second() as f64)
+    }
+
+    /// Returns when the process was started, in the kernel's ticks.
+    fn start_ticks(&self) -> Option<u64> {
+        match self.started() {
+            0 => self.stat().ok()?.started().ok(),
+            started => Some(started),
+        }
     }
 }

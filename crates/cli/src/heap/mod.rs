@@ -312,8 +312,11 @@ fn picture(what: What, subtitle: String, most: usize) -> Picture {
     }
 }
 
-/// Formats a moment in UTC, from nanoseconds since the epoch.
+/// Formats a moment in UTC, from nanoseconds since the epoch. Files of other tools may have none.
 fn moment(nanoseconds: i64) -> String {
+    if nanoseconds <= 0 {
+        return "an unknown time".to_owned();
+    }
     let since = Duration::from_nanos(nanoseconds.try_into().unwrap_or(0));
     let (day, time) = date(UNIX_EPOCH + since);
     format!("{day} {time} UTC")

@@ -26,7 +26,7 @@ use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
 /// The exit status of shells for a command that cannot be executed.
 const NOT_EXECUTABLE: u8 = 126;
@@ -205,6 +205,13 @@ pub fn main(args: Args) -> Result<ExitCode> {
     if args.leaks.as_deref() == Some("exact") && args.heap.is_some() {
         bail!("--leaks=exact records each allocation; leave --heap out, or the `=exact`");
     }
+    let shepherd = match &args.shepherd {
+        Some(given) => Some(OsString::from(given)),
+        None => std::env::var_os(SHEPHERD),
+    };
+    if args.heap_dump.is_some() && shepherd.is_some_and(|wish| wish == "off") {
+        bail!("--heap-dump needs the thread that {SHEPHERD}=off or --shepherd=off forbids");
+    }
     for note in environment::misspelt() {
         output::note(note);
     }
@@ -212,7 +219,7 @@ pub fn main(args: Args) -> Result<ExitCode> {
         check_heap_file(file)?;
     }
     if let Some(Some(file)) = &args.stats {
-        output::check_writable("the statistics", file)?;
+        output::clear("the statistics", file)?;
     }
     let placed = placement::place(args.policy.as_deref())?;
     let library = library::find()?;
@@ -343,6 +350,7 @@ fn run_and_report(
         Ok(child) => child,
         Err(error) => return Ok(refuse(name, &error)),
     };
+    let identity = Identity::of_child(child.id(), &args.command);
     relay.send_to(child.id());
     let watch = args.leaks.is_some().then(|| {
         let file = heap_file.clone();
@@ -355,12 +363,7 @@ fn run_and_report(
     if let Some(file) = &args.stats {
         let report = directory.read(child.id());
         let form = match args.json {
-            true => report::Form::Json(Identity {
-                command: Some(words(&args.command)),
-                started_seconds: (started.duration_since(UNIX_EPOCH).ok())
-                    .map(|started| started.as_secs_f64()),
-                ..Identity::named(child.id(), program_name(name))
-            }),
+            true => report::Form::Json(identity),
             false => report::Form::Text,
         };
         // The program has run, so its status counts.
@@ -382,18 +385,6 @@ fn run_and_report(
         }
     }
     Ok(exit_code(status))
-}
-
-/// Returns the words of a command as `/proc/PID/cmdline` would show them.
-fn words(command: &[OsString]) -> String {
-    let words = command.iter().map(|word| word.to_string_lossy());
-    words.collect::<Vec<_>>().join(" ")
-}
-
-/// Returns the name of a program without its folder.
-fn program_name(name: &OsStr) -> String {
-    let file = Path::new(name).file_name().unwrap_or(name);
-    file.to_string_lossy().into_owned()
 }
 
 /// Returns whether a program ended by `exit`, or by a signal by which users stop programs.

@@ -102,13 +102,30 @@ fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
 /// measuring. Leaves the file system unchanged.
 pub fn check_writable(what: &str, path: &Path) -> Result<()> {
     let check = || -> Result<()> {
-        if let Place::Regular(path) = place(path)? {
+        if !is_pipe(path)
+            && let Place::Regular(path) = place(path)?
+        {
             let (new, _) = beside(&path)?;
             fs::remove_file(new)?;
         }
         Ok(())
     };
     check().with_context(|| cannot_write(what, path))
+}
+
+/// Returns whether a pipe lies at `path`. To open and close it would end its reader.
+fn is_pipe(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo())
+}
+
+/// Makes a regular file empty to which `what` is written later, so that nobody takes its earlier
+/// content for that. Fails as [`check_writable`] does. Leaves a pipe and a device alone.
+pub fn clear(what: &str, path: &Path) -> Result<()> {
+    check_writable(what, path)?;
+    match fs::metadata(path) {
+        Ok(about) if about.is_file() => write(what, path, b""),
+        _ => Ok(()),
+    }
 }
 
 /// Writes `what`, whose content is `bytes`, to a file that the user named. Until it is complete, a

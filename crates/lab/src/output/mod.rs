@@ -8,7 +8,7 @@ mod object;
 mod table;
 mod text;
 
-pub use file::{check_writable, write};
+pub use file::{check_writable, clear, write};
 pub use object::object;
 pub use table::{Columns, Table, figure};
 pub use text::{Lines, escaped};

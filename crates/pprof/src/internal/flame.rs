@@ -10,6 +10,13 @@ use std::borrow::Cow;
 /// call stacks must have room in a word.
 const MOST: f64 = (1_u64 << 45) as f64;
 
+/// The most characters of a function's name that are drawn.
+const LONGEST: usize = 256;
+
+/// The most bytes of names that are drawn. A process chooses its names, and how many functions each
+/// call stack has.
+const MOST_TEXT: usize = 8 << 20;
+
 /// What is drawn of a profile, and how.
 #[derive(Debug)]
 pub struct Picture {
@@ -17,7 +24,8 @@ pub struct Picture {
     pub what: What,
     /// The second line of the title.
     pub subtitle: Option<String>,
-    /// How many call stacks are drawn, at most: the largest ones.
+    /// How many call stacks are drawn, at most: the largest ones. Call stacks beyond 8 MiB of text
+    /// are left out as well.
     pub most: usize,
     /// Makes text from the program harmless.
     pub clean: fn(&str) -> Cow<'_, str>,
@@ -40,17 +48,19 @@ pub fn draw(profile: &Profile, picture: Picture) -> Result<Vec<u8>, Error> {
         .collect();
     stacks.sort_by(|(a, _), (b, _)| b.abs().total_cmp(&a.abs()));
     stacks.truncate(picture.most);
-    let lines: Vec<String> = stacks
-        .into_iter()
-        .map(|(bytes, stack)| {
-            let functions = profile.functions(stack);
-            let mut functions: Vec<String> = functions
-                .map(|function| clean(&function).replace(';', ":"))
-                .collect();
-            functions.reverse();
-            format!("{} {}", functions.join(";"), numbers(bytes, is_difference))
-        })
-        .collect();
+    let mut lines: Vec<String> = Vec::new();
+    let mut text = 0;
+    for (bytes, stack) in stacks {
+        let functions = profile.functions(stack);
+        let mut functions: Vec<String> = functions.map(|name| drawn_name(&name, clean)).collect();
+        functions.reverse();
+        let line = format!("{} {}", functions.join(";"), numbers(bytes, is_difference));
+        text += line.len();
+        if text > MOST_TEXT {
+            break;
+        }
+        lines.push(line);
+    }
     if lines.is_empty() {
         return Err(Error::Nothing);
     }
@@ -76,6 +86,13 @@ pub fn draw(profile: &Profile, picture: Picture) -> Result<Vec<u8>, Error> {
     Ok(drawn)
 }
 
+/// Returns a function's name as it is drawn. A semicolon would end it.
+fn drawn_name(name: &str, clean: fn(&str) -> Cow<'_, str>) -> String {
+    let end = name.char_indices().nth(LONGEST);
+    let start = end.map_or(name, |(end, _)| &name[..end]);
+    clean(start).replace(';', ":")
+}
+
 /// Returns the numbers of a call stack in the form that the drawing takes. A difference has two.
 /// The second one is the width, and the sign of the second less the first chooses the colour.
 fn numbers(bytes: f64, is_difference: bool) -> String {
@@ -84,5 +101,48 @@ fn numbers(bytes: f64, is_difference: bool) -> String {
         false => format!("{width:.0}"),
         true if bytes > 0.0 => format!("0 {width:.0}"),
         true => format!("{:.0} {width:.0}", 2.0 * width),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::internal::profile::{Line, Location, Values};
+
+    /// A process chooses the names, by its files and by `/tmp/perf-PID.map`.
+    #[test]
+    fn a_picture_of_long_names_is_bounded() {
+        let location = |nth: usize| Location {
+            address: 0,
+            mapping: None,
+            lines: vec![Line {
+                function: format!("{nth}{}", "\u{e9}".repeat(4000)),
+                file: String::new(),
+                line: 0,
+            }],
+            symbol: String::new(),
+        };
+        let stack = |nth: usize| Stack {
+            locations: (0..64).map(|frame| (nth + frame) % 2000).collect(),
+            values: Values {
+                bytes: 100.0,
+                ..Values::default()
+            },
+        };
+        let profile = Profile {
+            locations: (0..2000).map(location).collect(),
+            stacks: (0..2000).map(stack).collect(),
+            ..Profile::default()
+        };
+        let picture = Picture {
+            what: What::InUse,
+            subtitle: None,
+            most: usize::MAX,
+            clean: |text| text.into(),
+        };
+        let drawn = draw(&profile, picture).unwrap();
+        assert!(drawn.len() < 64 << 20, "{}", drawn.len());
+        let drawn = String::from_utf8(drawn).unwrap();
+        assert!(drawn.contains(&"\u{e9}".repeat(250)) && !drawn.contains(&"\u{e9}".repeat(257)));
     }
 }

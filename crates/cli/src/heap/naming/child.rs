@@ -154,12 +154,6 @@ fn answer(
     made: Option<File>,
 ) -> Result<ExitCode> {
     let mut out = BufWriter::new(io::stdout());
-    if let Some(file) = made {
-        for (number, names) in perf_map::find(file, &request.made)? {
-            send(&mut out, &Answer::Names(number, names))?;
-        }
-        out.flush()?;
-    }
     let mut files = Vec::new();
     for (nth, (wanted, opened)) in (0..).zip(request.files.iter().zip(opened)) {
         match opened {
@@ -183,6 +177,14 @@ fn answer(
         elf::name_symbols(file, &debug_of(wanted), &wanted.places, |number, names| {
             send(&mut out, &Answer::Names(number, names))
         })?;
+        out.flush()?;
+    }
+    // The file may be made to take long, so the symbols of other files come first. An error leaves
+    // its names out.
+    if let Some(made) = made.and_then(|file| perf_map::find(file, &request.made).ok()) {
+        for (number, names) in made {
+            send(&mut out, &Answer::Names(number, names))?;
+        }
         out.flush()?;
     }
     for (_, wanted, elf) in &files {
