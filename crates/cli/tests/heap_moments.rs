@@ -62,6 +62,12 @@ fn role() {
         }
         drop((peak, more));
         eventually("less memory", || resident() < 40 << 20);
+    } else if role == "finds a former profile" {
+        fs::write(file("1"), "former").unwrap();
+        let _kept = holds(8 << 20);
+        eventually("the first profile", || {
+            file("1.old").exists() && file("1").exists()
+        });
     } else if role == "goes on" {
         let _kept = holds(8 << 20);
         eventually("the fourth profile", || file("4").exists());
@@ -178,6 +184,20 @@ fn the_newest_profiles_of_an_interval_stay() {
         numbers.len() == 2 && numbers[0] >= 3 && numbers[1] == numbers[0] + 1,
         "{ends:?}"
     );
+}
+
+/// After the restart of a container, its process has the same number.
+#[test]
+fn what_a_former_process_has_left_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(
+        folder.path(),
+        "every:1s,keep:1000",
+        "finds a former profile",
+    );
+    assert_eq!(ends(&files)[..3], ["", "1", "1.old"]);
+    assert_eq!(fs::read(&files[2].1).unwrap(), b"former");
+    assert!(in_use(&files[1].1, "holds").0 > 1e6);
 }
 
 #[test]

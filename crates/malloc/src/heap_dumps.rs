@@ -198,7 +198,7 @@ fn look_alone(asked: &Asked, process: libc::pid_t) {
     }
     if has_passed || is_due {
         let number = NUMBER.load(Relaxed).wrapping_add(1);
-        if write(asked, process, format_args!("{number}")) {
+        if write(asked, process, format_args!("{number}"), true) {
             NUMBER.store(number, Relaxed);
             if let Some(old) = number.checked_sub(keep).filter(|&old| old > 0) {
                 let removed = |path: &CStr| kernel::unlink(path).is_ok();
@@ -212,7 +212,7 @@ fn look_alone(asked: &Asked, process: libc::pid_t) {
         let in_use = totals.bytes.saturating_sub(totals.freed_bytes);
         let last = PEAK.load(Relaxed);
         let least = last.saturating_add(last / 100 * u64::from(percent));
-        if in_use > least && write(asked, process, format_args!("peak")) {
+        if in_use > least && write(asked, process, format_args!("peak"), last == 0) {
             PEAK.store(in_use, Relaxed);
         }
     }
@@ -226,8 +226,22 @@ fn bytes(limit: Limit) -> u64 {
     }
 }
 
-/// Writes the profile to `FILE.PID.last`. Returns false if the system refuses that.
-fn write(asked: &Asked, process: libc::pid_t, last: core::fmt::Arguments<'_>) -> bool {
+/// Writes the profile to `FILE.PID.last`. Returns false if the system refuses that. If this process
+/// has not written the file, one that is there is a former process's, and gets the name
+/// `FILE.PID.last.old`: after the restart of a container, its process has the same number.
+fn write(
+    asked: &Asked,
+    process: libc::pid_t,
+    last: core::fmt::Arguments<'_>,
+    is_first: bool,
+) -> bool {
+    if is_first {
+        with_path(asked, process, format_args!("{last}.old"), |old| {
+            with_path(asked, process, last, |path| {
+                kernel::rename(path, old).is_ok()
+            })
+        });
+    }
     with_path(asked, process, last, heap_profile::write)
 }
 
@@ -238,7 +252,7 @@ fn with_path(
     last: core::fmt::Arguments<'_>,
     act: impl FnOnce(&CStr) -> bool,
 ) -> bool {
-    let mut end = Text::<40>::new();
+    let mut end = Text::<48>::new();
     if write!(end, ".{process}.{last}").is_err() {
         return false;
     }

@@ -147,11 +147,16 @@ impl Histogram {
             } => {
                 let snapshot = scaled.snapshot();
                 let count = snapshot.count();
-                let value = |at| match (count, at) {
-                    (0, _) => 0.0,
-                    (_, 0.0) => extremes.bound(f64::NEG_INFINITY),
-                    (_, 1.0) => extremes.bound(f64::INFINITY),
-                    _ => extremes.bound(snapshot.quantile(at) as f64 / scale),
+                let value = |at| {
+                    let near = snapshot.quantile(at) as f64 / scale;
+                    let value = match (count, at) {
+                        (0, _) => 0.0,
+                        (_, 0.0) => extremes.bound(f64::NEG_INFINITY),
+                        (_, 1.0) => extremes.bound(f64::INFINITY),
+                        _ => extremes.bound(near),
+                    };
+                    // What is no number has no extremes.
+                    if value.is_finite() { value } else { near }
                 };
                 Distribution {
                     count,

@@ -110,6 +110,14 @@ fn table() -> &'static [Bucket] {
     unsafe { core::slice::from_raw_parts(at, BUCKETS) }
 }
 
+/// Returns whether `address` lies in the table, which holds the addresses of all huge blocks.
+pub(crate) fn holds_table(address: usize) -> bool {
+    let first = &raw const FIRST as usize;
+    let mapped = TABLE.load(Acquire) as usize;
+    address.wrapping_sub(first) < size_of_val(&FIRST)
+        || (mapped != 0 && address.wrapping_sub(mapped) < BUCKETS * size_of::<Bucket>())
+}
+
 #[cold]
 fn open_table() -> *mut Bucket {
     let size = BUCKETS * size_of::<Bucket>();

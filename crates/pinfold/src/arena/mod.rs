@@ -85,6 +85,7 @@ pub use huge::{
 };
 pub(crate) use huge::{
     alloc_for as alloc_huge_for, free_all_of as free_huge_of, heap_of as heap_of_huge,
+    holds_table as is_table_of_huge,
 };
 pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, HugePagesError, huge_pages, set_huge_pages};
 pub use kept::large_in_use;

@@ -87,6 +87,12 @@ static NEXT: AtomicU64 = AtomicU64::new(0);
 static MADE: AtomicU64 = AtomicU64::new(0);
 static FREES: AtomicU64 = AtomicU64::new(0);
 
+/// Returns whether `address` lies in the slots, which hold the addresses of all guarded blocks.
+pub(crate) fn holds_slots(address: usize) -> bool {
+    let slots = SLOTS_AT.load(Relaxed) as usize;
+    slots != 0 && address.wrapping_sub(slots) < SLOTS * size_of::<Slot>()
+}
+
 /// Makes the pool. Returns false if the system has no memory. The caller makes sure that no two
 /// threads call this at the same time, and that the thread may load a library: the first call may
 /// load the unwinder's.

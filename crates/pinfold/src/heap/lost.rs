@@ -17,14 +17,17 @@
 //! another thread, in memory that processes share, or is encoded.
 
 use crate::profile::{self, InUse};
-use crate::slab::kmalloc::{self, CLASSES};
-use crate::{arena, sys};
+use crate::slab::kmalloc;
+use crate::{arena, guarded, sys};
 use core::ops::Range;
 use core::slice;
 use pinfold_rseq::kernel::{self, Answer};
 
 /// How many bytes are read at a time: the smallest page.
 const PIECE: usize = 4096;
+
+/// More bytes than the frames of [`look_in`] and of the functions that it calls have.
+const OWN_FRAMES: usize = 64 << 10;
 
 /// In [`Block::next`]: the block was not found, and it is the last one to read.
 const UNFOUND: u32 = u32::MAX;
@@ -83,6 +86,7 @@ struct Blocks {
     /// The first block whose words are to be read.
     first: u32,
     memory: i32,
+    touched: Touched,
 }
 
 impl Blocks {
@@ -113,6 +117,10 @@ impl Blocks {
         while at < range.end {
             let mut piece = [0; PIECE];
             let end = range.end.min((at + 1).next_multiple_of(PIECE));
+            if !self.touched.has(at) {
+                at = end;
+                continue;
+            }
             let got = kernel::read_at(self.memory, &mut piece[..end - at], at).unwrap_or(0);
             let (words, _) = piece[..got].as_chunks();
             words
@@ -129,12 +137,16 @@ impl Blocks {
         let entry = arena::entry(at);
         // Only blocks from before the profile's start lie in other classes.
         let is_free_or_block = arena::holds(at)
-            && (entry == 0 || kmalloc::class_of_any(entry).is_some_and(|class| class >= CLASSES));
+            && (entry == 0 || kmalloc::class_of_any(entry).is_some_and(kmalloc::is_sampled));
         let own = self.blocks.as_ptr_range();
         let is_own = (own.start as usize..own.end as usize).contains(&at)
             || profile::holds(at)
+            || guarded::holds_slots(at)
+            || arena::is_table_of_huge(at)
             || arena::is_metadata(at)?;
-        if !is_free_or_block && !is_own && self.at(at).is_none() {
+        // A large block begins behind the start of its run.
+        let is_block = self.at(at).is_some() || self.at(page.end - 1).is_some();
+        if !page.is_empty() && !is_free_or_block && !is_own && !is_block {
             self.read(page);
         }
         Some(())
@@ -144,15 +156,23 @@ impl Blocks {
     /// this thread's stack begin.
     fn read_mappings(&mut self, stack: usize) -> Option<()> {
         let mut known = Some(());
-        let mut touched = Touched::open();
         for_each_mapping(|mapping| {
-            let pages = mapping.clone().step_by(PIECE);
-            for page in pages.filter(|page| touched.has(*page)) {
-                let start = match mapping.contains(&stack) {
-                    true => page.max(stack).min(page + PIECE),
-                    false => page,
+            // This function's own frames have copies of what it has read. What lies below the first
+            // thread's frames is left over. Other stacks may share a mapping.
+            let below = match mapping.contains(&sys::stack_address()) {
+                true => stack - mapping.start.min(stack),
+                false => OWN_FRAMES,
+            };
+            let unused = stack.saturating_sub(below)..stack;
+            for page in mapping.step_by(PIECE).map(|start| start..start + PIECE) {
+                if !self.touched.has(page.start) {
+                    continue;
+                }
+                let start = match unused.contains(&page.start) {
+                    true => unused.end.min(page.end),
+                    false => page.start,
                 };
-                known = known.and_then(|()| self.read_page(start..page + PIECE));
+                known = known.and_then(|()| self.read_page(start..page.end));
             }
         })
         .ok()?;
@@ -257,6 +277,7 @@ fn look_in(memory: i32, stack: usize) -> Option<()> {
         bounds: start..end,
         first: LAST,
         memory,
+        touched: Touched::open(),
     };
     let done = blocks.read_mappings(stack);
     if done.is_some() {

@@ -30,7 +30,7 @@ pub const RECORDS_AT: usize = 4096;
 /// The value of [`Head::magic`].
 pub const HEAP_MAGIC: u64 = u64::from_le_bytes(*b"PINHEAP\x01");
 /// The version of the layout. A reader refuses other versions.
-pub const HEAP_VERSION: u32 = 1;
+pub const HEAP_VERSION: u32 = 2;
 
 /// The head of the records.
 #[derive(Debug)]
