@@ -108,7 +108,7 @@ static PROCESS: AtomicI32 = AtomicI32::new(0);
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// When the last interval began, in milliseconds of the coarse clock.
 static BEGIN: AtomicU64 = AtomicU64::new(0);
-/// Whether the held memory was above the limit at the last look.
+/// Whether a profile was written since the held memory passed the limit.
 static WAS_ABOVE: AtomicBool = AtomicBool::new(false);
 /// The bytes in use of the last peak that was written.
 static PEAK: AtomicU64 = AtomicU64::new(0);
@@ -190,8 +190,7 @@ fn look_alone(asked: &Asked, process: libc::pid_t) {
     } = asked.moments;
     let (held, now) = (held(), coarse_milliseconds());
     let is_above = above.is_some_and(|limit| held >= bytes(limit));
-    let has_passed = is_above && !WAS_ABOVE.swap(is_above, Relaxed);
-    WAS_ABOVE.store(is_above, Relaxed);
+    let has_passed = is_above && !WAS_ABOVE.load(Relaxed);
     let is_due = every.is_some_and(|every| now.saturating_sub(BEGIN.load(Relaxed)) >= every);
     if is_due {
         BEGIN.store(now, Relaxed);
@@ -200,11 +199,15 @@ fn look_alone(asked: &Asked, process: libc::pid_t) {
         let number = NUMBER.load(Relaxed).wrapping_add(1);
         if write(asked, process, format_args!("{number}"), true) {
             NUMBER.store(number, Relaxed);
+            WAS_ABOVE.store(is_above, Relaxed);
             if let Some(old) = number.checked_sub(keep).filter(|&old| old > 0) {
                 let removed = |path: &CStr| kernel::unlink(path).is_ok();
                 with_path(asked, process, format_args!("{old}"), removed);
             }
         }
+    }
+    if !is_above {
+        WAS_ABOVE.store(false, Relaxed);
     }
     if let Some(percent) = peak {
         // Held memory also counts what was freed and is kept, so it peaks when less is in use.

@@ -110,15 +110,18 @@ impl Known {
 impl OfFile {
     /// Reads the build id, and the names of these positions.
     fn read(&mut self, key: &Key, positions: &[u64]) {
-        // What cannot be named now is not looked for again.
+        // A file that cannot be opened now is tried again: the process may have too many files open.
+        let Some(elf) = open(key).map(Elf::new) else {
+            return;
+        };
+        // What has no name in the file is not looked for again.
         let nameless = positions
             .iter()
             .map(|&position| (position, Names::default()));
         self.names.extend(nameless);
-        let elf = open(key).map(Elf::new);
-        let parsed = elf.as_ref().and_then(Elf::parse);
+        let parsed = elf.parse();
         self.build_id = Some(parsed.as_ref().map_or_else(String::new, elf::build_id));
-        let (Some(elf), Some(parsed), false) = (&elf, parsed, positions.is_empty()) else {
+        let (Some(parsed), false) = (parsed, positions.is_empty()) else {
             return;
         };
         let places: Vec<(u32, u64)> = (0..).zip(positions.iter().copied()).collect();
@@ -128,7 +131,7 @@ impl OfFile {
             Ok(())
         };
         let Ok(()) = elf::name_symbols(parsed, &Packages, &places, &mut add);
-        let Ok(()) = elf::name_lines(elf, &Packages, &places, &mut add);
+        let Ok(()) = elf::name_lines(&elf, &Packages, &places, &mut add);
         for (number, names) in found.names {
             self.names.insert(positions[number as usize], names);
         }

@@ -39,7 +39,7 @@ impl Extremes {
         }
     }
 
-    /// Returns the smallest and the largest value. The smallest is larger if there is none.
+    /// Returns the smallest and the largest value: infinity and minus infinity before the first.
     pub fn range(&self) -> (f64, f64) {
         let [least, most] =
             [&self.least, &self.most].map(|word| f64::from_bits(word.load(Relaxed)));

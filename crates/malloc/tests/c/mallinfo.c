@@ -68,7 +68,7 @@ static void is_near(size_t found, size_t wanted)
 	CHECK(apart <= NOISE);
 }
 
-/* The bytes in use are those of the blocks that the program holds, whoever keeps the free ones. */
+/* uordblks does not count free blocks, neither those of slabs nor those in sheaves of CPUs. */
 static void in_use(void)
 {
 	struct mallinfo2 before = checked();

@@ -304,7 +304,7 @@ fn unpacked(data: CompressedData<'_>) -> Option<Cow<'_, [u8]>> {
 pub struct Lines<'s>(Context<Reader<'s>>);
 
 impl<'s> Lines<'s> {
-    /// Reads the debug information. Returns `None` if there is none.
+    /// Reads the debug information. Returns `None` for a file without lines.
     pub fn of(
         file: &Parsed<'_>,
         sections: &'s Sections<'_>,

@@ -70,8 +70,8 @@ pub unsafe fn defrag(block: *mut u8) -> Option<NonNull<u8>> {
 }
 
 /// Allocates a block of `size` bytes from the fullest slab, as the new place of a block that moves.
-/// Returns `None` if there is none: for sizes without slabs of several blocks, in a process whose
-/// caches check, without memory, and while another thread forks.
+/// Returns `None` for a size whose blocks share no slab, in a process whose caches check, if there
+/// is no memory, and while another thread forks.
 ///
 /// Takes the node's lock.
 pub fn defrag_alloc(size: usize) -> Option<NonNull<u8>> {
