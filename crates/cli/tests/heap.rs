@@ -492,10 +492,10 @@ fn lost_blocks_are_told_from_those_that_pointers_lead_to() {
             .map(|(_, blocks)| blocks)
             .sum()
     };
-    assert_eq!(blocks("reachable", "heap::reaches"), 102, "{report}");
-    assert_eq!(blocks("lost", "heap::reaches"), 0, "{report}");
-    assert_eq!(blocks("lost", "heap::loses"), 91, "{report}");
-    assert_eq!(blocks("reachable", "heap::loses"), 0, "{report}");
+    assert_eq!(blocks("reachable", "reaches"), 102, "{report}");
+    assert_eq!(blocks("lost", "reaches"), 0, "{report}");
+    assert_eq!(blocks("lost", "loses"), 91, "{report}");
+    assert_eq!(blocks("reachable", "loses"), 0, "{report}");
 }
 
 #[test]
