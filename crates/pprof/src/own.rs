@@ -110,7 +110,7 @@ impl Known {
 impl OfFile {
     /// Reads the build id, and the names of these positions.
     fn read(&mut self, key: &Key, positions: &[u64]) {
-        // A file that cannot be opened now is tried again: the process may have too many files open.
+        // A file that cannot be opened is tried again: the process may have too many files open.
         let Some(elf) = open(key).map(Elf::new) else {
             return;
         };
