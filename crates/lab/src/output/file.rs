@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug)]
 enum Place {
     Standard,
-    /// A device or a pipe.
-    Open(File),
+    /// A device or a pipe, with the flags that open it.
+    Special(PathBuf, Metadata, OFlags),
     /// A regular file, which need not exist.
     Regular(PathBuf),
 }
@@ -67,6 +67,11 @@ fn existing(path: &Path, about: &Metadata, flags: OFlags) -> Result<Place> {
     if !is_trusted(about) {
         bail!("it is a pipe or device of another user");
     }
+    Ok(Place::Special(path.to_owned(), about.clone(), flags))
+}
+
+/// Opens a device or a pipe, which must have a reader.
+fn open(path: &Path, about: &Metadata, flags: OFlags) -> Result<File> {
     let flags = flags | OFlags::WRONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let file = match openat(CWD, path, flags, Mode::empty()) {
         Err(rustix::io::Errno::NXIO) => bail!("it is a pipe that nothing reads from"),
@@ -78,7 +83,7 @@ fn existing(path: &Path, about: &Metadata, flags: OFlags) -> Result<Place> {
     }
     // Only the open must not wait.
     rustix::io::ioctl_fionbio(&file, false)?;
-    Ok(Place::Open(file))
+    Ok(file)
 }
 
 fn cannot_write(what: &str, path: &Path) -> String {
@@ -99,23 +104,17 @@ fn beside(path: &Path) -> io::Result<(PathBuf, File)> {
 }
 
 /// Fails if `what` cannot be written to the file, so that the user learns this before hours of
-/// measuring. Leaves the file system unchanged.
+/// measuring. Leaves the file system unchanged. Does not open a pipe, because its reader would get
+/// an end of file.
 pub fn check_writable(what: &str, path: &Path) -> Result<()> {
     let check = || -> Result<()> {
-        if !is_pipe(path)
-            && let Place::Regular(path) = place(path)?
-        {
+        if let Place::Regular(path) = place(path)? {
             let (new, _) = beside(&path)?;
             fs::remove_file(new)?;
         }
         Ok(())
     };
     check().with_context(|| cannot_write(what, path))
-}
-
-/// Returns whether a pipe lies at `path`. To open and close it would end its reader.
-fn is_pipe(path: &Path) -> bool {
-    fs::metadata(path).is_ok_and(|about| about.file_type().is_fifo())
 }
 
 /// Makes a regular file empty to which `what` is written later, so that nobody takes its earlier
@@ -141,7 +140,9 @@ pub fn write(what: &str, path: &Path, bytes: &[u8]) -> Result<()> {
                     _ => {}
                 }
             }
-            Place::Open(mut file) => file.write_all(bytes)?,
+            Place::Special(path, about, flags) => {
+                open(&path, &about, flags)?.write_all(bytes)?;
+            }
             Place::Regular(path) => {
                 let (new, mut file) = beside(&path)?;
                 let written = file.write_all(bytes).and_then(|()| fs::rename(&new, &path));
@@ -161,6 +162,7 @@ pub fn write(what: &str, path: &Path, bytes: &[u8]) -> Result<()> {
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
+    use std::time::Duration;
 
     #[test]
     fn checking_that_a_file_is_writable_leaves_it_unchanged() {
@@ -196,13 +198,28 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pipe = folder.path().join("pipe");
         rustix::fs::mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
-        for error in [write("it", &pipe, b""), check_writable("it", &pipe)] {
-            let error = format!("{:#}", error.unwrap_err());
-            assert!(error.contains("nothing reads"), "{error}");
+        let error = format!("{:#}", write("it", &pipe, b"").unwrap_err());
+        assert!(error.contains("nothing reads"), "{error}");
+        // The check does not open the pipe, which would end the reader.
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read_to_string(pipe).unwrap()
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        loop {
+            clear("it", &pipe).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+            if write("it", &pipe, b"all").is_ok() || reader.is_finished() {
+                break;
+            }
         }
+        assert_eq!(reader.join().unwrap(), "all");
         if !rustix::process::geteuid().is_root() {
             return;
         }
+        std::os::unix::fs::chown(&pipe, Some(12_345), None).unwrap();
+        let error = format!("{:#}", check_writable("it", &pipe).unwrap_err());
+        assert!(error.contains("another user"), "{error}");
         let link = folder.path().join("link");
         let target = folder.path().join("target");
         fs::write(&target, "old").unwrap();
