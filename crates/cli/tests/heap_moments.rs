@@ -68,6 +68,25 @@ fn role() {
         eventually("the first profile", || {
             file("1.old").exists() && file("1").exists()
         });
+    } else if role == "gets a signal" {
+        let _kept = holds(8 << 20);
+        for number in ["1", "2"] {
+            // SAFETY: the handler of this signal is Pinfold's, which stores a word.
+            unsafe { libc::raise(libc::SIGUSR2) };
+            eventually("the profile that the signal asks for", || {
+                file(number).exists()
+            });
+        }
+    } else if role == "swings" {
+        let _kept = holds(20 << 20);
+        let low = resident() + (2 << 20);
+        for _ in 0..3 {
+            let more = holds(6 << 20);
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            drop(more);
+            eventually("less memory", || resident() < low);
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
     } else if role == "goes on" {
         let _kept = holds(8 << 20);
         eventually("the fourth profile", || file("4").exists());
@@ -197,6 +216,21 @@ fn what_a_former_process_has_left_stays() {
     );
     assert_eq!(ends(&files)[..3], ["", "1", "1.old"]);
     assert_eq!(fs::read(&files[2].1).unwrap(), b"former");
+    assert!(in_use(&files[1].1, "holds").0 > 1e6);
+}
+
+#[test]
+fn memory_that_swings_around_the_limit_writes_one_profile() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), "above:24M", "swings");
+    assert_eq!(ends(&files), ["", "1"]);
+}
+
+#[test]
+fn a_signal_asks_for_a_profile() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path(), "signal:USR2", "gets a signal");
+    assert_eq!(ends(&files), ["", "1", "2"]);
     assert!(in_use(&files[1].1, "holds").0 > 1e6);
 }
 

@@ -1,4 +1,4 @@
-//! Writes the heap profile at moments: above a limit, at a peak, at an interval.
+//! Writes the heap profile at moments: above a limit, at a peak, at an interval, on a signal.
 //!
 //! A shepherd's tick looks for the moments ([`look`]), because it holds no lock and may open files.
 //! Only the thread of a shepherd that the program or its user asked for does so. So [`VARIABLE`]
@@ -8,11 +8,12 @@
 //!
 //! One thread at a time looks: the one that has written the process's number to `LOOKING`. A child
 //! of a fork may find its parent's number there, which excludes no thread of the child. The thread
-//! that looks owns the other words. If they belong to the parent, it begins anew.
+//! that looks owns the other words. If they belong to the parent, it begins anew. Only the signal's
+//! handler sets `SIGNALLED`.
 
 use crate::heap_profile::{self, FILE_VARIABLE, PATH};
 use core::cell::UnsafeCell;
-use core::ffi::CStr;
+use core::ffi::{CStr, c_int};
 use core::fmt::Write;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64};
@@ -28,6 +29,9 @@ pub const VARIABLE: &str = "PINFOLD_HEAP_DUMP";
 const LONGEST: usize = 128;
 /// How many numbered files stay, unless the user says otherwise.
 const KEPT: u32 = 8;
+/// The held memory must fall by 1/`FALL` below the limit before passing the limit counts again. So
+/// memory that swings around the limit does not write a profile each time.
+const FALL: u64 = 8;
 
 /// When the profile is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,11 +42,13 @@ pub(crate) struct Moments {
     peak: Option<u32>,
     /// Milliseconds from one profile to the next.
     every: Option<u64>,
+    /// A signal that asks for a profile.
+    signal: Option<c_int>,
     /// How many numbered files stay.
     keep: u32,
 }
 
-/// Parses the variable's value, as `above:512M,peak:10%,every:5m,keep:4`. Returns `None` for an
+/// Parses the variable's value, as `above:512M,peak:10%,every:5m,signal:USR2,keep:4`. Returns `None` for an
 /// invalid value, and for one that names no moment.
 pub(crate) fn parse(value: &[u8]) -> Option<Moments> {
     let value = str::from_utf8(value)
@@ -52,6 +58,7 @@ pub(crate) fn parse(value: &[u8]) -> Option<Moments> {
         above: None,
         peak: None,
         every: None,
+        signal: None,
         keep: KEPT,
     };
     for word in value.split(',') {
@@ -60,12 +67,25 @@ pub(crate) fn parse(value: &[u8]) -> Option<Moments> {
             "above" => moments.above = Some(amount.parse().ok()?),
             "peak" => moments.peak = Some(number(amount.strip_suffix('%')?, 1000)?),
             "every" => moments.every = Some(milliseconds(amount)?),
+            "signal" => moments.signal = Some(signal(amount)?),
             "keep" => moments.keep = number(amount, 1000)?,
             _ => return None,
         }
     }
-    let is_any = moments.above.is_some() || moments.peak.is_some() || moments.every.is_some();
+    let is_any = moments.above.is_some()
+        || moments.peak.is_some()
+        || moments.every.is_some()
+        || moments.signal.is_some();
     is_any.then_some(moments)
+}
+
+/// Returns the number of a signal that programs may use as they like.
+fn signal(name: &str) -> Option<c_int> {
+    match name {
+        "USR1" | "SIGUSR1" => Some(libc::SIGUSR1),
+        "USR2" | "SIGUSR2" => Some(libc::SIGUSR2),
+        _ => None,
+    }
 }
 
 /// Returns a number from 1 to `most`.
@@ -108,6 +128,8 @@ static PROCESS: AtomicI32 = AtomicI32::new(0);
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 /// When the last interval began, in milliseconds of the coarse clock.
 static BEGIN: AtomicU64 = AtomicU64::new(0);
+/// Whether the signal came since the last look.
+static SIGNALLED: AtomicBool = AtomicBool::new(false);
 /// Whether a profile was written since the held memory passed the limit.
 static WAS_ABOVE: AtomicBool = AtomicBool::new(false);
 /// The bytes in use of the last peak that was written.
@@ -148,6 +170,29 @@ pub(crate) fn start_as_asked() {
     // Release pairs with the acquire in `look`.
     IS_ASKED.store(true, Release);
     shepherd::register(look);
+    moments.signal.into_iter().for_each(handle);
+}
+
+/// Has the signal ask for a profile, unless the program's parent has it ignored. The program has
+/// not begun yet, so no handler of its own is there. One that it sets later takes this one's place.
+fn handle(signal: c_int) {
+    extern "C" fn ask(_: c_int) {
+        SIGNALLED.store(true, Relaxed);
+    }
+    // SAFETY: the handler only stores a word, which any thread may do at any time. All fields of
+    // `sigaction` may be zero.
+    unsafe {
+        let mut action: libc::sigaction = core::mem::zeroed();
+        if libc::sigaction(signal, core::ptr::null(), &raw mut action) != 0
+            || action.sa_sigaction != libc::SIG_DFL
+        {
+            return;
+        }
+        action.sa_sigaction = ask as extern "C" fn(c_int) as usize;
+        // The program's system calls go on, and its handler's stack stays free.
+        action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+        libc::sigaction(signal, &raw const action, core::ptr::null_mut());
+    }
 }
 
 /// Writes the profile if one of the moments has come.
@@ -186,27 +231,30 @@ fn look_alone(asked: &Asked, process: libc::pid_t) {
         above,
         peak,
         every,
+        signal: _,
         keep,
     } = asked.moments;
     let (held, now) = (held(), coarse_milliseconds());
-    let is_above = above.is_some_and(|limit| held >= bytes(limit));
+    let limit = above.map(bytes);
+    let is_above = limit.is_some_and(|limit| held >= limit);
     let has_passed = is_above && !WAS_ABOVE.load(Relaxed);
     let is_due = every.is_some_and(|every| now.saturating_sub(BEGIN.load(Relaxed)) >= every);
     if is_due {
         BEGIN.store(now, Relaxed);
     }
-    if has_passed || is_due {
+    let is_signalled = SIGNALLED.swap(false, Relaxed);
+    if has_passed || is_due || is_signalled {
         let number = NUMBER.load(Relaxed).wrapping_add(1);
         if write(asked, process, format_args!("{number}"), true) {
             NUMBER.store(number, Relaxed);
-            WAS_ABOVE.store(is_above, Relaxed);
+            WAS_ABOVE.fetch_or(is_above, Relaxed);
             if let Some(old) = number.checked_sub(keep).filter(|&old| old > 0) {
                 let removed = |path: &CStr| kernel::unlink(path).is_ok();
                 with_path(asked, process, format_args!("{old}"), removed);
             }
         }
     }
-    if !is_above {
+    if limit.is_some_and(|limit| held < limit - limit / FALL) {
         WAS_ABOVE.store(false, Relaxed);
     }
     if let Some(percent) = peak {
@@ -276,11 +324,12 @@ mod tests {
 
     #[test]
     fn values_of_the_variable() {
-        let all = parse(b"above:512M,peak:10%,every:5m,keep:4").unwrap();
+        let all = parse(b"above:512M,peak:10%,every:5m,signal:SIGUSR2,keep:4").unwrap();
         let expected = Moments {
             above: Some(Limit::Bytes(512 << 20)),
             peak: Some(10),
             every: Some(300_000),
+            signal: Some(libc::SIGUSR2),
             keep: 4,
         };
         assert_eq!(all, expected);
@@ -301,6 +350,8 @@ mod tests {
             "keep:4",
             "keep:0,every:1s",
             "every:1s,",
+            "signal:KILL",
+            "signal:12",
             "above:1G;peak:5%",
             "sometimes:1",
         ] {
