@@ -18,13 +18,11 @@ pub struct Identity {
     /// The beginning of the command line. `None` if it is not shown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// When the process was started, since the epoch. `None` if that is not known. A number and
-    /// this time together belong to one process only.
+    /// When the process was started, since the epoch. `None` if that is not known.
     pub started_seconds: Option<f64>,
-    /// The same in the kernel's ticks, or 0. Unlike the time, they do not change when the clock is
-    /// set.
-    #[serde(skip)]
-    pub ticks: u64,
+    /// The same in the kernel's ticks since the machine's start, which do not change when the clock
+    /// is set. A PID and these ticks together belong to one process only.
+    pub started_ticks: Option<u64>,
 }
 
 impl Identity {
@@ -38,7 +36,8 @@ impl Identity {
         let process = Process::open(pid).ok();
         Identity {
             command: Some(String::from_utf8_lossy(command).into_owned()),
-            started_seconds: process.and_then(|process| process.start_seconds()),
+            started_seconds: process.as_ref().and_then(Process::start_seconds),
+            started_ticks: process.as_ref().and_then(Process::start_ticks),
             ..Identity::named(pid, name.to_string_lossy().into_owned())
         }
     }
@@ -50,14 +49,14 @@ impl Identity {
             name,
             command: None,
             started_seconds: None,
-            ticks: 0,
+            started_ticks: None,
         }
     }
 
     /// Returns whether both are the same process, and not two that had the number one after the
     /// other.
     pub fn is(&self, other: &Identity) -> bool {
-        (self.pid, self.ticks) == (other.pid, other.ticks)
+        (self.pid, self.started_ticks) == (other.pid, other.started_ticks)
     }
 
     /// Reads what a process calls itself. What cannot be read is empty.
@@ -65,7 +64,7 @@ impl Identity {
         Identity {
             command: Some(process.command(COMMAND)),
             started_seconds: process.start_seconds(),
-            ticks: process.start_ticks().unwrap_or(0),
+            started_ticks: process.start_ticks(),
             ..Identity::named(process.pid(), process.name().unwrap_or_default())
         }
     }
@@ -98,7 +97,7 @@ impl Process {
     }
 
     /// Returns when the process was started, in the kernel's ticks.
-    fn start_ticks(&self) -> Option<u64> {
+    pub fn start_ticks(&self) -> Option<u64> {
         match self.started() {
             0 => self.stat().ok()?.started().ok(),
             started => Some(started),

@@ -95,6 +95,8 @@ pub struct System {
     pub max_files: Option<u64>,
     pub cpu_seconds: Option<f64>,
     pub start_seconds: Option<f64>,
+    /// The same in the kernel's ticks since the machine's start.
+    pub start_ticks: Option<u64>,
 }
 
 struct Entry {
@@ -337,6 +339,7 @@ impl Entry {
                 .and_then(|limits| limits.number("Max open files")),
             cpu_seconds: self.source.cpu_seconds(),
             start_seconds: process.start_seconds(),
+            start_ticks: process.start_ticks(),
         }
     }
 
@@ -383,6 +386,7 @@ impl Reading {
         let process = Identity {
             command: self.command.clone(),
             started_seconds: self.system.start_seconds,
+            started_ticks: self.system.start_ticks,
             ..Identity::named(self.pid, self.name.clone())
         };
         status::Process::of(process, &self.snapshot, &self.cpus)

@@ -6,7 +6,7 @@ const flames = new Map();
 // How long a process that could not be read is remembered, in milliseconds.
 const memory = 300000;
 // The key of a process: another one that gets its number later has another key.
-const keyOf = process => `${process.pid} ${process.started_seconds}`;
+const keyOf = process => `${process.pid} ${process.started_ticks}`;
 // The processes of which all caches are shown. Of the others, only busy caches are: at most these.
 const unfolded = new Set();
 const rows = 12;

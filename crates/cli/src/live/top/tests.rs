@@ -338,7 +338,7 @@ fn a_process_of_the_table_is_watched_and_left_again() {
         unreachable!();
     };
     let mut later = list::Row::with(0x7fff_ff10, "later");
-    later.process.ticks = 1;
+    later.process.started_ticks = Some(1);
     let others = (1..=40).map(|nth| list::Row::with(0x7fff_fe00 + nth, "other"));
     list.take(others.chain([later]).collect());
     let shown = text(&mut screen, 80, 12);
