@@ -36,7 +36,7 @@ use pinfold_rseq::{Units, near};
 pub const MAX_CACHES: usize = 4096;
 /// The number of size classes of `kmalloc`. Each has a cache, and these caches have the smallest
 /// numbers.
-pub const CLASSES: usize = 75;
+pub const CLASSES: usize = 80;
 /// The number of all classes. The caches of *sampled* blocks, one for each size class, have the
 /// numbers after those of the size classes. `kmalloc` counts them as classes from [`CLASSES`] on.
 pub(crate) const ALL_CLASSES: usize = 2 * CLASSES;

@@ -1,5 +1,6 @@
-//! The size classes of a heap: those of malloc up to 1 KiB, and every second one above, up to 64
-//! KiB. With fewer classes, a small heap has fewer slabs that are mostly empty.
+//! The size classes of a heap: those of malloc up to 1 KiB, and a quarter of the power of two below
+//! apart from there on, up to 64 KiB. With fewer classes, a small heap has fewer slabs that are
+//! mostly empty.
 
 use crate::slab::kmalloc::{self, SIZES};
 
@@ -12,22 +13,34 @@ pub(super) const MAX_SIZE: usize = size(CLASSES - 1);
 
 const _: () = assert!(SIZES[ALL_UP_TO - 1] == 1024 && MAX_SIZE == 64 << 10);
 
+/// For each class of malloc, the smallest class of a heap with blocks as large. Only valid up to
+/// [`MAX_SIZE`].
+const OF: [u8; kmalloc::CLASSES] = {
+    let mut of = [0; kmalloc::CLASSES];
+    let (mut class, mut own) = (0, 0);
+    while SIZES[class] < MAX_SIZE {
+        class += 1;
+        if SIZES[class] > size(own) {
+            own += 1;
+        }
+        of[class] = own as u8;
+    }
+    of
+};
+
 /// Returns the size of a class in bytes.
 pub(super) const fn size(class: usize) -> usize {
-    match class < ALL_UP_TO {
-        true => SIZES[class],
-        false => SIZES[ALL_UP_TO + 2 * (class - ALL_UP_TO) + 1],
+    if class < ALL_UP_TO {
+        return SIZES[class];
     }
+    let nth = class - ALL_UP_TO;
+    (1024 << (nth / 4)) / 4 * (5 + nth % 4)
 }
 
 /// Returns the smallest class for `size` bytes, at most [`MAX_SIZE`].
 #[inline]
 pub(super) fn of(size: usize) -> usize {
-    let class = kmalloc::class_of(size);
-    match class < ALL_UP_TO {
-        true => class,
-        false => ALL_UP_TO + (class - ALL_UP_TO) / 2,
-    }
+    OF[kmalloc::class_of(size)].into()
 }
 
 /// Returns the smallest class for `size` bytes whose blocks all lie at multiples of `align`, a

@@ -5,7 +5,12 @@
 //! | 16 … 128 | 16 | |
 //! | 160 … 1024 | a quarter of the power of two below | a fifth |
 //! | 1152 … 65536 | an eighth of the power of two below | a ninth |
+//! | 1040, 2064, 4368, 8208, 16400 | | |
 //! | 131072 … 524288 | 65536 | a half; of blocks above 128 KiB a third |
+//!
+//! Programs often ask for a power of two and a small header. The sizes of the fourth row have room
+//! for a header of 16 bytes. Databases keep more beside a page of 4 KiB: SQLite asks for 4368
+//! bytes.
 //!
 //! A block of the last row takes no memory for the pages that the program never touches.
 //!
@@ -51,11 +56,16 @@ pub const MAX_CLASS_SIZE: usize = 512 << 10;
 /// Every class's size and every block's address is a multiple of this.
 const CLASS_ALIGN: usize = 16;
 
-/// The first classes after three rows of the module's table: after the steps of 16 bytes, after the
-/// quarters, and after the eighths.
+/// The headers for which there is room in the first class above 1, 2, 4, 8 and 16 KiB, in bytes.
+const HEADERS: [usize; 5] = [16, 16, 272, 16, 16];
+
+/// The first classes after rows of the module's table: after the steps of 16 bytes, after the
+/// quarters, after the eighths that have a class with room for a header before them, and after the
+/// other eighths.
 const BY_16: usize = 8;
 const BY_QUARTERS: usize = BY_16 + 4 * 3;
-const BY_EIGHTHS: usize = BY_QUARTERS + 8 * 6;
+const WITH_HEADERS: usize = BY_QUARTERS + 9 * HEADERS.len();
+const BY_EIGHTHS: usize = WITH_HEADERS + 8;
 
 /// The size of each class, in bytes.
 pub const SIZES: [usize; CLASSES] = {
@@ -67,9 +77,14 @@ pub const SIZES: [usize; CLASSES] = {
         } else if class < BY_QUARTERS {
             let nth = class - BY_16;
             (128 << (nth / 4)) / 4 * (5 + nth % 4)
+        } else if class < WITH_HEADERS {
+            let (nth, eighth) = ((class - BY_QUARTERS) / 9, (class - BY_QUARTERS) % 9);
+            match eighth {
+                0 => (1024 << nth) + HEADERS[nth],
+                _ => (1024 << nth) / 8 * (8 + eighth),
+            }
         } else if class < BY_EIGHTHS {
-            let nth = class - BY_QUARTERS;
-            (1024 << (nth / 8)) / 8 * (9 + nth % 8)
+            (32 << 10) / 8 * (9 + class - WITH_HEADERS)
         } else {
             (class - BY_EIGHTHS + 2) * GRANULE
         };
