@@ -33,6 +33,9 @@ fn is_data(token: usize) -> bool {
 }
 
 /// Defines each function three times: for the tokens 0 and 1, and with a token as last argument.
+///
+/// The functions have a section of their own. Otherwise the compiler would merge `malloc` with
+/// `__alloc_token_1_malloc`, and could place both away from the other code that each process runs.
 macro_rules! tokens {
     ($($abi:literal $name:ident($($arg:ident: $type:ty),*) -> $result:ty |$data:ident| $body:expr;)*) => {$(
         #[allow(non_snake_case, reason = "C++'s names")]
@@ -44,18 +47,21 @@ macro_rules! tokens {
                 $body
             }
 
+            #[unsafe(link_section = ".text.alloc_token")]
             #[unsafe(export_name = concat!("__alloc_token_0_", stringify!($name)))]
             unsafe extern $abi fn data($($arg: $type),*) -> $result {
                 // SAFETY: the caller promises what the function without a token requires.
                 unsafe { alloc($($arg,)* true) }
             }
 
+            #[unsafe(link_section = ".text.alloc_token")]
             #[unsafe(export_name = concat!("__alloc_token_1_", stringify!($name)))]
             unsafe extern $abi fn pointers($($arg: $type),*) -> $result {
                 // SAFETY: the caller promises what the function without a token requires.
                 unsafe { alloc($($arg,)* false) }
             }
 
+            #[unsafe(link_section = ".text.alloc_token")]
             #[unsafe(export_name = concat!("__alloc_token_", stringify!($name)))]
             unsafe extern $abi fn by_token($($arg: $type,)* token: usize) -> $result {
                 // SAFETY: the caller promises what the function without a token requires.

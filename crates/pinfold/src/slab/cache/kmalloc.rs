@@ -495,6 +495,9 @@ pub fn name_of_entry(entry: u16) -> Option<impl core::fmt::Display> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::borrow::ToOwned;
+    use std::string::String;
+    use std::vec::Vec;
 
     #[test]
     fn every_size_has_the_smallest_class_that_fits() {
@@ -505,6 +508,27 @@ mod tests {
         }
         assert_eq!(SIZES[CLASSES - 1], MAX_CLASS_SIZE);
         assert!(SIZES.iter().all(|size| size.is_multiple_of(16)));
+    }
+
+    #[test]
+    fn twins_are_told_apart() {
+        let mut names: Vec<String> = Vec::new();
+        for class in 0..CLASSES {
+            let is_alone = SIZES[class] >= GRANULE;
+            assert_eq!(data(class) == class, is_alone, "{class}");
+            assert_eq!(is_data(data(class)), !is_alone, "{class}");
+            assert!(!is_data(class) && !is_data(sampled(class)) && !is_sampled(data(class)));
+            assert_eq!(is_data(sampled(data(class))), !is_alone, "{class}");
+            for twin in [class, data(class), sampled(class), sampled(data(class))] {
+                assert_eq!(size_of_class(twin), SIZES[class]);
+                assert_eq!(class_of_any(CacheId::of_class(twin).entry()), Some(twin));
+                with_name(twin, |name| names.push(name.to_owned()));
+            }
+        }
+        // A class whose blocks are alone in their slabs is its own data twin.
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 2 * CLASSES + 2 * FIRST_ALONE);
     }
 
     #[test]
