@@ -513,14 +513,14 @@ mod tests {
     #[test]
     fn twins_are_told_apart() {
         let mut names: Vec<String> = Vec::new();
-        for class in 0..CLASSES {
-            let is_alone = SIZES[class] >= GRANULE;
+        for (class, size) in SIZES.into_iter().enumerate() {
+            let is_alone = size >= GRANULE;
             assert_eq!(data(class) == class, is_alone, "{class}");
             assert_eq!(is_data(data(class)), !is_alone, "{class}");
             assert!(!is_data(class) && !is_data(sampled(class)) && !is_sampled(data(class)));
             assert_eq!(is_data(sampled(data(class))), !is_alone, "{class}");
             for twin in [class, data(class), sampled(class), sampled(data(class))] {
-                assert_eq!(size_of_class(twin), SIZES[class]);
+                assert_eq!(size_of_class(twin), size);
                 assert_eq!(class_of_any(CacheId::of_class(twin).entry()), Some(twin));
                 with_name(twin, |name| names.push(name.to_owned()));
             }
