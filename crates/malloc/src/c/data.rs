@@ -25,8 +25,9 @@ pub fn calloc(count: usize, size: usize) -> *mut c_void {
     heap::alloc_data_zeroed(bytes).cast()
 }
 
-/// Resizes like [`pinfold_realloc`](super::pinfold_realloc). `data` says whether the block holds no pointers. If `data` is
-/// false, a block that lies among blocks without pointers moves away from them.
+/// Resizes like [`pinfold_realloc`](super::pinfold_realloc). `data` says whether the block holds no
+/// pointers. If `data` is false, a block that lies among blocks without pointers moves away from
+/// them.
 ///
 /// # Safety
 ///

@@ -47,7 +47,7 @@ DECLARE(__alloc_token_0_, NOTHING);
 DECLARE(__alloc_token_1_, NOTHING);
 DECLARE(__alloc_token_, AND_TOKEN);
 
-enum { FORMS = 17, GRANULE_SHIFT = 16, LARGE = 64 << 10 };
+enum { FORMS = 17, GRANULE_SHIFT = 16 };
 
 static const char nothrow;
 
@@ -60,7 +60,8 @@ static const char nothrow;
 	case 3: return prefix##reallocarray(NULL, size, 1 __VA_ARGS__);                    \
 	case 4: return prefix##aligned_alloc(64, size __VA_ARGS__);                        \
 	case 5: return prefix##memalign(32, size __VA_ARGS__);                             \
-	case 6: return prefix##posix_memalign(&block, 128, size __VA_ARGS__) ? NULL : block; \
+	case 6:                                                                            \
+		return prefix##posix_memalign(&block, 128, size __VA_ARGS__) ? NULL : block; \
 	case 7: return prefix##valloc(size __VA_ARGS__);                                   \
 	case 8: return prefix##pvalloc(size __VA_ARGS__);                                  \
 	case 9: return prefix##_Znwm(size __VA_ARGS__);                                    \
