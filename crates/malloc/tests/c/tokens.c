@@ -51,7 +51,7 @@ enum { FORMS = 17, GRANULE_SHIFT = 16 };
 
 static const char nothrow;
 
-/* Makes a block of `size` bytes by the nth form, with the token 0 or 1, in its name or beside it. */
+/* Makes a block of `size` bytes by the nth form, with the token 0 or 1, in its name or not. */
 #define BY_FORM(prefix, ...)                                                               \
 	switch (form) {                                                                    \
 	case 0: return prefix##malloc(size __VA_ARGS__);                                   \
