@@ -76,7 +76,7 @@ pub static FLOORS: [Floors; 5] = [
         groups: &[
             &[ROOT],
             &["realloc"],
-            &["entry", "scope", "sizes"],
+            &["entry", "data", "scope", "sizes"],
             &["start", "sampled"],
             &["sampling", "plain", "lost"],
             &["gate", "blocks", "counted"],

@@ -52,8 +52,8 @@ pub use pinfold::internal::heap::scope::outside as outside_scopes;
 pub mod inlined {
     pub use pinfold::internal::arena::huge_size;
     pub use pinfold::internal::heap::{
-        alloc, alloc_aligned, alloc_aligned_zeroed, alloc_fast, alloc_slow, checks, fits, free,
-        good_size, usable_size,
+        alloc, alloc_aligned, alloc_aligned_zeroed, alloc_data, alloc_data_fast, alloc_data_slow,
+        alloc_fast, alloc_slow, checks, fits, free, good_size, usable_size,
     };
     pub use pinfold::internal::profile::keep_frame;
     pub use pinfold_rseq::near;

@@ -15,6 +15,7 @@ use pinfold_malloc::inlined;
 
 #[doc(hidden)]
 pub mod operators;
+pub mod tokens;
 
 /// The name in the note below, with its final NUL.
 #[doc(hidden)]

@@ -34,7 +34,7 @@ use core::mem::transmute;
 use core::ptr::null_mut;
 use core::sync::atomic::AtomicBool;
 use core::sync::atomic::Ordering::Relaxed;
-use pinfold_malloc::c::SizedBlock;
+use pinfold_malloc::c::{SizedBlock, data as without_pointers};
 use pinfold_malloc::inlined::{self, keep_frame, near};
 
 type Block = *mut c_void;
@@ -238,6 +238,12 @@ pub extern "C-unwind" fn new_aligned(size: usize, align: usize) -> Block {
 
 fn aligned(size: usize, align: usize, throws: bool) -> Block {
     keep_frame();
+    aligned_by(used().aligned_alloc, size, align, throws)
+}
+
+/// Allocates by `alloc`, which is `aligned_alloc` or has its interface.
+fn aligned_by(alloc: NewAligned, size: usize, align: usize, throws: bool) -> Block {
+    keep_frame();
     // Sizes are rounded up to the alignment of malloc's blocks at least, as the check of a sized
     // `delete` expects.
     let align = align.max(MALLOC_ALIGN);
@@ -250,11 +256,7 @@ fn aligned(size: usize, align: usize, throws: bool) -> Block {
         return failed(size, throws);
     };
     // SAFETY: `aligned_alloc` takes any size and a power of two.
-    until_there_is_one(
-        size,
-        || unsafe { (used().aligned_alloc)(align, whole) },
-        throws,
-    )
+    until_there_is_one(size, || unsafe { alloc(align, whole) }, throws)
 }
 
 /// Calls `alloc` until it returns a block, and the program's new handler after each failure. If no
@@ -383,6 +385,81 @@ fn new_aligned_nothrow_by(name: &CStr, size: usize, align: usize, tag: *const c_
         return unsafe { transmute::<Block, Next>(next)(size, align, tag) };
     }
     aligned(size, align, false)
+}
+
+/// Is `operator new(size)` of a type without pointers if `data` is true, and with pointers if not.
+/// If `DIRECT` is not set, calls `operator new`, as the forms below do.
+#[inline(always)]
+pub extern "C-unwind" fn typed_new(size: usize, data: bool) -> Block {
+    if !is_direct() {
+        // SAFETY: `operator new` takes any size.
+        return unsafe { (used().new)(size) };
+    }
+    if !data {
+        return new(size);
+    }
+    let block = inlined::alloc_data_fast(size);
+    if !block.is_null() {
+        return block.cast();
+    }
+    new_data_slow(size)
+}
+
+#[cold]
+#[inline(never)]
+extern "C-unwind" fn new_data_slow(size: usize) -> Block {
+    keep_frame();
+    until_there_is_one(size, || inlined::alloc_data_slow(size).cast(), true)
+}
+
+/// Is `operator new[](size)`, with `data` as for [`typed_new`].
+#[inline(always)]
+pub extern "C-unwind" fn typed_new_array(size: usize, data: bool) -> Block {
+    if is_direct() {
+        return typed_new(size, data);
+    }
+    // SAFETY: `operator new[]` takes any size.
+    unsafe { (used().new_array)(size) }
+}
+
+/// Is `operator new(size, align)`, with `data` as for [`typed_new`].
+pub extern "C-unwind" fn typed_new_aligned(size: usize, align: usize, data: bool) -> Block {
+    keep_frame();
+    if is_direct() && data {
+        return aligned_by(without_pointers::aligned_alloc, size, align, true);
+    }
+    // SAFETY: aligned `operator new` takes any size and alignment.
+    unsafe { (used().new_aligned)(size, align) }
+}
+
+/// Is `operator new[](size, align)`, with `data` as for [`typed_new`].
+pub extern "C-unwind" fn typed_new_array_aligned(size: usize, align: usize, data: bool) -> Block {
+    keep_frame();
+    if is_direct() {
+        return typed_new_aligned(size, align, data);
+    }
+    // SAFETY: aligned `operator new[]` takes any size and alignment.
+    unsafe { (used().new_array_aligned)(size, align) }
+}
+
+/// Is `operator new(size, std::nothrow)`, and `operator new[]` if `DIRECT` is set, with `data` as
+/// for [`typed_new`]. Returns `None` if the form without a token must serve: for pointers, if
+/// `DIRECT` is not set, and if there is no memory.
+pub fn typed_new_nothrow(size: usize, data: bool) -> Option<Block> {
+    keep_frame();
+    let block = || inlined::alloc_data(size);
+    (data && is_direct())
+        .then(block)
+        .filter(|block| !block.is_null())
+        .map(|block| block.cast())
+}
+
+/// Is `operator new(size, align, std::nothrow)`, as [`typed_new_nothrow`].
+pub fn typed_new_aligned_nothrow(size: usize, align: usize, data: bool) -> Option<Block> {
+    keep_frame();
+    let is_ours = data && is_direct() && align.is_power_of_two();
+    let block = || without_pointers::aligned_alloc(align, size);
+    is_ours.then(block).filter(|block| !block.is_null())
 }
 
 /// Returns `block`, made for `size` bytes, with the bytes that the program may use.

@@ -37,9 +37,17 @@ pub const MAX_CACHES: usize = 4096;
 /// The number of size classes of `kmalloc`. Each has a cache, and these caches have the smallest
 /// numbers.
 pub const CLASSES: usize = 80;
-/// The number of all classes. The caches of *sampled* blocks, one for each size class, have the
-/// numbers after those of the size classes. `kmalloc` counts them as classes from [`CLASSES`] on.
-pub(crate) const ALL_CLASSES: usize = 2 * CLASSES;
+/// The number of classes of blocks that are not sampled. The caches of *data*, blocks without
+/// pointers, one for each size class, have the numbers after those of the size classes. `kmalloc`
+/// counts them as classes from [`CLASSES`] on.
+pub(crate) const UNSAMPLED: usize = 2 * CLASSES;
+/// The number of all classes. The caches of *sampled* blocks, one for each class of unsampled ones,
+/// have the numbers after those. `kmalloc` counts them as classes from [`UNSAMPLED`] on.
+pub(crate) const ALL_CLASSES: usize = 2 * UNSAMPLED;
+/// The number of classes whose blocks the fast path of `free` frees: all size classes, and the data
+/// classes up to 8208 bytes. One more, and the comparison would take one more instruction on x86-64,
+/// where the operands up to 127 are encoded in one byte.
+const FREED_FAST: usize = 128;
 /// The offset of the two words that count bytes down to a heap profile's next sample (`profile`).
 /// They share a cache line with the main sheaves of small classes.
 pub(crate) const COUNTDOWN: usize = pinfold_rseq::UNIT_HEADER;
@@ -85,22 +93,26 @@ pub(crate) fn word<'u>(block: *mut u8, offset: usize) -> &'u AtomicU64 {
 pub(crate) struct CacheId(u16);
 
 impl CacheId {
-    /// Returns the number of the cache of `class`, which may be a class of sampled blocks.
+    /// Returns the number of the cache of `class`, which may be a twin.
     #[inline(always)]
     pub(crate) const fn of_class(class: usize) -> CacheId {
         CacheId((FIRST + class) as u16)
     }
 
-    /// Returns the size class whose cache has this number, if there is one. The classes of sampled
-    /// blocks do not count.
+    /// Returns the class whose cache has this number, if the fast path of `free` frees its blocks:
+    /// a size class, or the data class of a small one.
     #[inline(always)]
     pub(crate) const fn class(self) -> Option<usize> {
         let class = (self.0 as usize).wrapping_sub(FIRST);
-        if class < CLASSES { Some(class) } else { None }
+        if class < FREED_FAST {
+            Some(class)
+        } else {
+            None
+        }
     }
 
-    /// Returns the class whose cache has this number, if there is one: a size class, or a class of
-    /// sampled blocks.
+    /// Returns the class whose cache has this number, if there is one: a size class or one of its
+    /// twins.
     pub(crate) const fn any_class(self) -> Option<usize> {
         let class = (self.0 as usize).wrapping_sub(FIRST);
         if class < ALL_CLASSES {

@@ -384,16 +384,15 @@ impl Snapshot {
     }
 
     /// Returns the size class whose calls are counted for `cache`, one of [`Self::caches`]. Calls
-    /// are not counted apart for a class and its twin for sampled blocks. So they count for the
-    /// class, or for the twin if the class has no cache.
+    /// are not counted apart for a class and its twins. So they count for the class, or for the
+    /// first twin if the class has no cache.
     pub fn class_of(&self, cache: &Cache) -> Option<usize> {
         let class = cache.nth % kmalloc::CLASSES;
+        let all = (class..kmalloc::ALL_CLASSES).step_by(kmalloc::CLASSES);
+        let mut before = all.take_while(|&nth| nth < cache.nth);
         let is_here = |nth: usize| self.caches.iter().any(|other| other.nth == nth);
-        match cache.nth / kmalloc::CLASSES {
-            0 => Some(class),
-            1 if !is_here(class) => Some(class),
-            _ => None,
-        }
+        let is_first = cache.nth < kmalloc::ALL_CLASSES && !before.any(is_here);
+        is_first.then_some(class)
     }
 
     /// Returns the sum of `of` over all caches.

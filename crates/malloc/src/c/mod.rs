@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `malloc`, whose items are listed below | the malloc family, under prefixed names |
 //! | `sizes`, whose items are listed below | the size that a block really has |
+//! | [`data`] | the malloc family for blocks without pointers, in Rust only |
 //! | [`cache`] | object caches; `align` computes the alignment of their objects |
 //! | [`reserve`] | prefilled sheaves, and memory pools |
 //! | [`grace`] | readers, and frees that wait for readers |
@@ -38,6 +39,7 @@ pub mod cache;
 pub mod counter;
 mod counter_shared;
 pub mod counter_show;
+pub mod data;
 pub mod defrag;
 pub mod grace;
 pub mod guard;

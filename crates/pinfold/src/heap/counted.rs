@@ -27,9 +27,9 @@ fn add_counted(call: Call, n: usize) {
     }
 }
 
-/// Counts an allocation of a size class.
+/// Counts an allocation of a size class, or of a class's twin.
 pub(super) fn allocated_class(class: usize) {
-    add(Call::alloc(class), 1);
+    add(Call::alloc(class % kmalloc::CLASSES), 1);
 }
 
 /// Counts the free of a block of a size class, or of a class's twin. `from` is as in

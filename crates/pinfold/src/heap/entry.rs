@@ -130,17 +130,23 @@ pub fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
 
 #[inline(never)]
 fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
-    let ask = Ask {
-        size,
+    alloc_ask(Ask {
         align,
         zeroed,
-    };
+        ..Ask::of(size)
+    })
+}
+
+/// Allocates a block that no fast path serves.
+#[inline(always)]
+pub(super) fn alloc_ask(ask: Ask) -> *mut u8 {
     if !mode::is_plain() {
         if let Some(block) = scope::alloc_ask(ask) {
             return block;
         }
         return alloc_ask_unusual(ask);
     }
+    gate::serve_if_closed();
     plain::alloc(ask)
 }
 

@@ -112,6 +112,17 @@ pub fn alloc_fast(size: usize) -> *mut u8 {
     null_mut()
 }
 
+/// Allocates a block without pointers, as [`alloc_fast`] does.
+#[inline(always)]
+pub(super) fn alloc_fast_data(size: usize) -> *mut u8 {
+    // Acquire pairs with the release in `mode::open_malloc`, as in `alloc_fast`.
+    if size < paths().limit.load(Acquire) {
+        // SAFETY: the limit was not 0, so `has_fast_paths` has returned true in `open`.
+        return unsafe { kmalloc::alloc_fast_data(size) };
+    }
+    null_mut()
+}
+
 /// Allocates like [`alloc_fast`], for a slow path that was called because the fast path is closed.
 /// Also returns null where there are no fast paths.
 #[inline(always)]

@@ -10,6 +10,9 @@
 //! | a block of a heap that the program made | `scope` | in a scope |
 //! | a plain block | `plain` | otherwise |
 //!
+//! Blocks without pointers, as the program says, take the same ways (`data`), except the path that
+//! counts.
+//!
 //! `mode` has the words that open and close the ways. `start` starts the heap at the first call.
 //!
 //! # Floors
@@ -19,7 +22,7 @@
 //! | floor | modules |
 //! |---|---|
 //! | resizing | `realloc` |
-//! | the entry points; blocks of heaps; sizes | `entry`, `scope`, `sizes` |
+//! | the entry points; blocks of heaps; sizes | `entry`, `data`, `scope`, `sizes` |
 //! | the first call; unusual blocks | `start`; `sampled` |
 //! | when samples are taken; plain blocks; lost blocks | `sampling`; `plain`; `lost` |
 //! | fast paths; facts and counts of blocks | `gate`; `blocks`, `counted` |
@@ -27,6 +30,7 @@
 
 mod blocks;
 mod counted;
+mod data;
 mod entry;
 mod gate;
 pub mod lost;
@@ -41,9 +45,12 @@ mod start;
 
 pub use crate::slab::kmalloc::any_checks as checks;
 pub use blocks::{ALIGN, SIZED_FREE, fits, parse_sized_free, usable_size, usable_size_checked};
+pub use data::{
+    Content, alloc_data, alloc_data_aligned, alloc_data_fast, alloc_data_slow, alloc_data_zeroed,
+};
 pub use entry::{alloc, alloc_aligned, alloc_aligned_zeroed, alloc_slow, alloc_zeroed, free};
 pub use gate::alloc_fast;
 pub use mode::{counts_calls, is_changing, is_sampling};
-pub use realloc::{realloc, realloc_exact};
+pub use realloc::{realloc, realloc_as, realloc_exact};
 pub use sizes::good_size;
 pub use start::ready;

@@ -16,6 +16,8 @@ pub(super) struct Ask {
     pub(super) align: usize,
     /// Whether the block must read as zeroes.
     pub(super) zeroed: bool,
+    /// Whether the block will hold no pointers, so that it must share no granule with others.
+    pub(super) data: bool,
 }
 
 impl Ask {
@@ -26,15 +28,30 @@ impl Ask {
             size,
             align: ALIGN,
             zeroed: false,
+            data: false,
         }
     }
 
-    /// Returns the size class that serves, or `None` if none does.
+    /// Asks for `size` bytes without pointers, aligned for any type.
+    #[inline]
+    pub(super) fn data(size: usize) -> Ask {
+        Ask {
+            data: true,
+            ..Ask::of(size)
+        }
+    }
+
+    /// Returns the size class or data twin that serves, or `None` if none does.
     pub(super) fn class(self) -> Option<usize> {
-        match self.align {
+        let class = match self.align {
             ..=ALIGN => (self.size <= MAX_CLASS_SIZE).then(|| kmalloc::class_of(self.size)),
             _ => kmalloc::class_of_aligned(self.size, self.align),
-        }
+        }?;
+        Some(if self.data {
+            kmalloc::data(class)
+        } else {
+            class
+        })
     }
 
     /// Returns how many bytes of the block a program may use at least, wherever the block comes

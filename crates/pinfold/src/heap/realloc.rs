@@ -1,7 +1,8 @@
 //! `realloc`: keeps a block where it is, resizes a run in place, moves pages, or copies.
 
 use super::blocks::{ALIGN, is_in_use, note_larger, usable_size};
-use super::{alloc_aligned, counted, free, mode, sampled, scope};
+use super::data::{Content, alloc_aligned_as};
+use super::{counted, free, mode, sampled, scope};
 use crate::arena::{self, COLOURED, GRANULE, HUGE};
 use crate::heaps;
 use crate::slab;
@@ -19,7 +20,19 @@ const MIN_MOVED: usize = 2 << 20;
 /// # Safety
 ///
 /// `block` came from this module, is not null and was not freed.
+#[inline]
 pub unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
+    // SAFETY: the caller passes on what it promises.
+    unsafe { realloc_as(block, size, Content::Unknown) }
+}
+
+/// Resizes a block as [`realloc`] does. `content` is what the program says about the block's
+/// content.
+///
+/// # Safety
+///
+/// The same as for [`realloc`].
+pub unsafe fn realloc_as(block: *mut u8, size: usize, content: Content) -> *mut u8 {
     if !is_in_use(block) {
         set_errno(libc::ENOMEM);
         return null_mut();
@@ -31,20 +44,23 @@ pub unsafe fn realloc(block: *mut u8, size: usize) -> *mut u8 {
     if mode::reports() {
         counted::reallocated();
         // SAFETY: the caller owns `block`, and passes on what it promises.
-        return unsafe { sampled::realloc(block, size, || realloc_any(block, size)) };
+        return unsafe { sampled::realloc(block, size, || realloc_any(block, size, content)) };
     }
     // SAFETY: the caller passes on what it promises.
-    unsafe { realloc_any(block, size) }
+    unsafe { realloc_any(block, size, content) }
 }
 
 /// # Safety
 ///
 /// The same as for [`realloc`].
-unsafe fn realloc_any(block: *mut u8, size: usize) -> *mut u8 {
+unsafe fn realloc_any(block: *mut u8, size: usize, content: Content) -> *mut u8 {
     // SAFETY: the caller owns `block`, which came from this module.
     let room = unsafe { usable_size(block) };
-    let whole = class_at(block).map_or(room, kmalloc::size_of_class);
-    if size <= whole && size >= whole / 2 {
+    let class = class_at(block);
+    let whole = class.map_or(room, kmalloc::size_of_class);
+    let is_data = class.is_some_and(kmalloc::is_data);
+    let leaves = is_data && content == Content::Pointers;
+    if size <= whole && size >= whole / 2 && !leaves {
         // SAFETY: the caller owns `block`, which has room for `size` bytes.
         return unsafe { keep(block, size) };
     }
@@ -52,8 +68,12 @@ unsafe fn realloc_any(block: *mut u8, size: usize) -> *mut u8 {
     if unsafe { resize_in_place(block, size) } {
         return block;
     }
+    let data = match class {
+        Some(_) => is_data && !leaves,
+        None => content == Content::Data,
+    };
     // SAFETY: the caller owns `block`, which has `room` bytes.
-    unsafe { resize(block, ALIGN, room, size) }
+    unsafe { resize(block, (ALIGN, data), room, size) }
 }
 
 /// Grows or shrinks a block that was made for `layout`. The block stays where it is only if a new
@@ -96,8 +116,9 @@ unsafe fn realloc_to(block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller owns `block`, which has room for `size` bytes.
         return unsafe { keep(block, size) };
     }
+    let data = class_at(block).is_some_and(kmalloc::is_data);
     // SAFETY: the caller owns `block`, which has `layout.size()` bytes of content.
-    unsafe { resize(block, layout.align(), layout.size(), size) }
+    unsafe { resize(block, (layout.align(), data), layout.size(), size) }
 }
 
 /// Resizes a run in place for `size` bytes. Returns false if the block is not a run, if `size`
@@ -145,13 +166,19 @@ unsafe fn keep(block: *mut u8, size: usize) -> *mut u8 {
     block
 }
 
-/// Moves the content of a block of `room` bytes to a block of `size` bytes. If there is no memory
-/// for a smaller block, keeps the block.
+/// Moves the content of a block of `room` bytes to a block of `size` bytes, at a multiple of
+/// `align`, and without pointers if `data` is true. If there is no memory for a smaller block,
+/// keeps the block.
 ///
 /// # Safety
 ///
 /// `block` came from this module, was not freed, and has `room` bytes of content.
-unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut u8 {
+unsafe fn resize(
+    block: *mut u8,
+    (align, data): (usize, bool),
+    room: usize,
+    size: usize,
+) -> *mut u8 {
     let before = errno();
     // A thread in a scope gets its new blocks from the scope's heap.
     let is_outside = !mode::has_scopes() || heaps::here().is_none();
@@ -171,7 +198,7 @@ unsafe fn resize(block: *mut u8, align: usize, room: usize, size: usize) -> *mut
         moved.as_ptr()
     } else {
         let fresh = resident.or_else(|| growing(true));
-        let fresh = fresh.unwrap_or_else(|| alloc_aligned(size, align));
+        let fresh = fresh.unwrap_or_else(|| alloc_aligned_as(size, align, data));
         // SAFETY: `fresh` is null or new. Both blocks have at least the smaller of the two sizes,
         // and the caller passes ownership of `block`.
         unsafe { move_to(fresh, block, room.min(size)) }

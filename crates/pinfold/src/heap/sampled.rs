@@ -44,6 +44,17 @@ pub(super) extern "C" fn alloc_uncounted(size: usize) -> *mut u8 {
     block
 }
 
+/// Allocates a block without pointers, like [`alloc_uncounted`].
+#[cold]
+#[inline(never)]
+pub(super) extern "C" fn alloc_data_uncounted(size: usize) -> *mut u8 {
+    gate::serve_if_closed();
+    if let Some(mean) = profile::due(size) {
+        return alloc_data_due(size, mean);
+    }
+    plain::alloc(Ask::data(size))
+}
+
 /// Allocates a block whose sample is due.
 // `extern "C"`, so that `alloc_uncounted` ends in a jump: the caller's frame is the program's.
 #[inline(never)]
@@ -51,6 +62,14 @@ extern "C" fn alloc_due(size: usize, mean: u64) -> *mut u8 {
     // In a program whose other calls are all fast, only this call serves other processes' requests.
     slab::tick();
     alloc_sampled(Ask::of(size), mean, profile::here())
+}
+
+/// Allocates a block without pointers whose sample is due, like [`alloc_due`].
+// A function of its own, because a flag of `alloc_due` would take stack in `realloc`.
+#[inline(never)]
+extern "C" fn alloc_data_due(size: usize, mean: u64) -> *mut u8 {
+    slab::tick();
+    alloc_sampled(Ask::data(size), mean, profile::here())
 }
 
 /// Allocates a block that is sampled. `mean` is what [`profile::due`] returned. `from` is in the

@@ -183,10 +183,11 @@ const ENTRIES: &str = "malloc calloc realloc reallocarray memalign aligned_alloc
     valloc pvalloc __libc_malloc __libc_calloc __libc_realloc _Znwm _Znam";
 
 /// How the names of other such functions begin, and of functions between them and the allocator.
-const BEGINNINGS: [&str; 8] = [
+const BEGINNINGS: [&str; 9] = [
     "pinfold",
     "<pinfold",
     "operator new",
+    "__alloc_token_",
     "__rust_alloc",
     "__rust_realloc",
     "__rustc::__rust",

@@ -211,16 +211,22 @@ fn random_bytes_are_never_a_panic() {
 
 #[test]
 fn calls_count_for_the_twin_where_the_class_has_no_cache() {
-    let mut snapshot = Snapshot::parse(&segment(1)).unwrap();
-    for (cache, nth) in
-        snapshot
-            .caches
-            .iter_mut()
-            .zip([0, kmalloc::sampled(0), kmalloc::sampled(1)])
-    {
-        cache.nth = nth;
+    use kmalloc::{ALL_CLASSES, data, sampled};
+    for (nths, found) in [
+        ([0, sampled(0), sampled(1)], [Some(0), None, Some(1)]),
+        ([0, data(0), data(1)], [Some(0), None, Some(1)]),
+        (
+            [data(2), sampled(2), sampled(data(2))],
+            [Some(2), None, None],
+        ),
+        ([2, ALL_CLASSES - 1, ALL_CLASSES], [Some(2), Some(74), None]),
+    ] {
+        let mut snapshot = Snapshot::parse(&segment(1)).unwrap();
+        for (cache, nth) in snapshot.caches.iter_mut().zip(nths) {
+            cache.nth = nth;
+        }
+        snapshot.caches.truncate(3);
+        let classes = snapshot.caches.iter().map(|cache| snapshot.class_of(cache));
+        assert_eq!(classes.collect::<Vec<_>>(), found, "{nths:?}");
     }
-    snapshot.caches.truncate(3);
-    let classes = snapshot.caches.iter().map(|cache| snapshot.class_of(cache));
-    assert_eq!(classes.collect::<Vec<_>>(), [Some(0), None, Some(1)]);
 }

@@ -6,7 +6,7 @@
 use super::registry::{self, for_each, of_class_id};
 use super::tune::{self, BARN_BYTES, Capacity};
 use crate::arena::{self, GRANULE};
-use crate::cache_units::{ALL_CLASSES, CLASSES, CacheId, MAX_CACHES, SPARE, STOPPING};
+use crate::cache_units::{ALL_CLASSES, CacheId, MAX_CACHES, SPARE, STOPPING, UNSAMPLED};
 use crate::lock::{Guard, Llist, Lock, Rank, Word};
 use crate::mempolicy::Placement;
 use crate::slab::checks::debug::DebugFlags;
@@ -284,7 +284,7 @@ impl Descriptor {
         let layout = Layout::from_size_align(size, align).ok()?;
         let mut options = Options::NONE;
         options.treatment.one_color = true;
-        if class >= CLASSES {
+        if class >= UNSAMPLED {
             // Few blocks are sampled, so a sheaf should not hold many.
             options.sheaf_capacity = (size < GRANULE / 2).then_some(tune::MIN_CAPACITY);
         }

@@ -22,10 +22,17 @@
 //! `malloc` and `free` computes the offset of a sheaf's word without looking up the cache's
 //! descriptor.
 //!
-//! Each class has a twin for *sampled* blocks: blocks that a heap profile follows. Class c has the
-//! twin [`CLASSES`] + c ([`sampled`]), which has a cache of its own. So the page map distinguishes
-//! sampled blocks, and the fast path of `free` leaves them to the slow path. Only [`class_of_any`]
-//! and the functions that say so know the twins.
+//! Each class has three *twins*, which have caches of their own. So the page map distinguishes
+//! their blocks. The cache of a twin is made when the twin is first used.
+//!
+//! | twin | number | blocks |
+//! |---|---|---|
+//! | [`data`] | [`CLASSES`] + c | hold no pointers, as the program says: they share no slab with others |
+//! | [`sampled`] | 2·`CLASSES` + c | a heap profile follows them |
+//! | `sampled(data)` | 3·`CLASSES` + c | both |
+//!
+//! The fast path of `free` frees a small data block as any other, and leaves the blocks of other
+//! twins to the slow path. Only [`class_of_any`] and the functions that say so know those twins.
 
 mod checked;
 mod defrag;
@@ -36,7 +43,7 @@ pub use defrag::{defrag, defrag_alloc, defrag_free, defrag_hint};
 use super::descriptor::Descriptor;
 use super::registry::{of_class, of_class_id, pin_by_entry};
 use crate::arena::{GRANULE, GRANULE_SHIFT};
-use crate::cache_units::{COUNTDOWN, CacheId, MAIN, units};
+use crate::cache_units::{COUNTDOWN, CacheId, MAIN, UNSAMPLED, units};
 use crate::slab::cpu::place::Place;
 use crate::slab::fork;
 use crate::slab::node::slabs::Slab;
@@ -48,6 +55,8 @@ use pinfold_rseq::{BESIDE, near};
 
 /// Number of classes.
 pub const CLASSES: usize = crate::cache_units::CLASSES;
+/// Number of classes and twins.
+pub const ALL_CLASSES: usize = crate::cache_units::ALL_CLASSES;
 /// The largest size that the table maps to its class, in bytes.
 pub const MAX_SMALL_SIZE: usize = 32 << 10;
 /// The largest class's size in bytes.
@@ -66,6 +75,8 @@ const BY_16: usize = 8;
 const BY_QUARTERS: usize = BY_16 + 4 * 3;
 const WITH_HEADERS: usize = BY_QUARTERS + 9 * HEADERS.len();
 const BY_EIGHTHS: usize = WITH_HEADERS + 8;
+/// The first class whose slabs hold one block: 64 KiB.
+const FIRST_ALONE: usize = BY_EIGHTHS - 1;
 
 /// The size of each class, in bytes.
 pub const SIZES: [usize; CLASSES] = {
@@ -172,16 +183,33 @@ pub fn size_of_class(class: usize) -> usize {
     SIZES[class % CLASSES]
 }
 
-/// Returns the twin of a class for sampled blocks.
+/// Returns the twin of a size class for blocks without pointers. Returns the class itself if its
+/// blocks share no slab with others.
+#[inline]
+pub const fn data(class: usize) -> usize {
+    if class < FIRST_ALONE {
+        CLASSES + class
+    } else {
+        class
+    }
+}
+
+/// Returns whether a class is a twin for blocks without pointers, sampled or not.
+#[inline]
+pub const fn is_data(class: usize) -> bool {
+    class % UNSAMPLED >= CLASSES
+}
+
+/// Returns the twin of a class, which may be a [data](data) class, for sampled blocks.
 #[inline]
 pub const fn sampled(class: usize) -> usize {
-    CLASSES + class
+    UNSAMPLED + class
 }
 
 /// Returns whether a class is a twin for sampled blocks.
 #[inline]
 pub const fn is_sampled(class: usize) -> bool {
-    class >= CLASSES
+    class >= UNSAMPLED
 }
 
 /// Returns the class or twin whose cache `entry`, an entry of the page map, names. Returns `None`
@@ -191,8 +219,8 @@ pub fn class_of_any(entry: u16) -> Option<usize> {
     CacheId::from_entry(entry).any_class()
 }
 
-/// Returns the class of the cache that `entry`, an entry of the page map, names. Returns `None` for
-/// a twin and for any other cache.
+/// Returns the class, or the data twin, whose cache `entry`, an entry of the page map, names.
+/// Returns `None` for a data twin above 8208 bytes, a sampled twin and any other cache.
 #[inline]
 pub fn class_of_entry(entry: u16) -> Option<usize> {
     CacheId::from_entry(entry).class()
@@ -244,25 +272,23 @@ fn create(class: usize) -> Option<&'static Descriptor> {
     })
 }
 
-/// Calls `f` with the name of the class's cache. A twin's name is the class's name and `-sampled`,
-/// so `kmalloc-*` matches both.
+/// Calls `f` with the name of the class's cache. A twin's name is the class's name, and `-data`,
+/// `-sampled` or both. So `kmalloc-*` matches all.
 fn with_name<R>(class: usize, f: impl FnOnce(&str) -> R) -> R {
-    const TWIN: &[u8] = b"-sampled";
-    let mut name = *b"kmalloc-000000-sampled";
+    let mut name = *b"kmalloc-000000-data-sampled";
     let mut rest = size_of_class(class);
     let digits = if rest < 100_000 { 5 } else { 6 };
-    let end = 8 + digits;
+    let mut end = 8 + digits;
     for digit in name[8..end].iter_mut().rev() {
         *digit = b'0' + (rest % 10) as u8;
         rest /= 10;
     }
-    name[end..end + TWIN.len()].copy_from_slice(TWIN);
-    let length = if is_sampled(class) {
-        end + TWIN.len()
-    } else {
-        end
-    };
-    f(core::str::from_utf8(&name[..length]).unwrap_or("kmalloc"))
+    let ends: [(bool, &[u8]); 2] = [(is_data(class), b"-data"), (is_sampled(class), b"-sampled")];
+    for (_, with) in ends.into_iter().filter(|&(is_so, _)| is_so) {
+        name[end..end + with.len()].copy_from_slice(with);
+        end += with.len();
+    }
+    f(core::str::from_utf8(&name[..end]).unwrap_or("kmalloc"))
 }
 
 /// Returns words that the caller of [`alloc_fast`] and [`free_fast`] may use for its own purposes.
@@ -291,6 +317,20 @@ pub fn has_fast_paths() -> bool {
 pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
     let offset = offset_of(size);
     // SAFETY: every unit has a word for the class's main sheaf at this offset. `has_fast_paths`
+    // returned true, as the caller promises, so the backend has restartable sequences.
+    unsafe { units().known_area().pop(offset) }
+}
+
+/// Allocates a block without pointers, as [`alloc_fast`] does.
+///
+/// # Safety
+///
+/// The same as for [`alloc_fast`].
+#[inline(always)]
+pub unsafe fn alloc_fast_data(size: usize) -> *mut u8 {
+    // The words of the data twins lie behind those of the classes, in the same order.
+    let offset = offset_of(size) + 8 * data(0);
+    // SAFETY: every unit has a word for the twin's main sheaf at this offset. `has_fast_paths`
     // returned true, as the caller promises, so the backend has restartable sequences.
     unsafe { units().known_area().pop(offset) }
 }
@@ -470,6 +510,9 @@ pub fn name_of_entry(entry: u16) -> Option<impl core::fmt::Display> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::borrow::ToOwned;
+    use std::string::String;
+    use std::vec::Vec;
 
     #[test]
     fn every_size_has_the_smallest_class_that_fits() {
@@ -480,6 +523,27 @@ mod tests {
         }
         assert_eq!(SIZES[CLASSES - 1], MAX_CLASS_SIZE);
         assert!(SIZES.iter().all(|size| size.is_multiple_of(16)));
+    }
+
+    #[test]
+    fn twins_are_told_apart() {
+        let mut names: Vec<String> = Vec::new();
+        for (class, size) in SIZES.into_iter().enumerate() {
+            let is_alone = size >= GRANULE;
+            assert_eq!(data(class) == class, is_alone, "{class}");
+            assert_eq!(is_data(data(class)), !is_alone, "{class}");
+            assert!(!is_data(class) && !is_data(sampled(class)) && !is_sampled(data(class)));
+            assert_eq!(is_data(sampled(data(class))), !is_alone, "{class}");
+            for twin in [class, data(class), sampled(class), sampled(data(class))] {
+                assert_eq!(size_of_class(twin), size);
+                assert_eq!(class_of_any(CacheId::of_class(twin).entry()), Some(twin));
+                with_name(twin, |name| names.push(name.to_owned()));
+            }
+        }
+        // A class whose blocks are alone in their slabs is its own data twin.
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), 2 * CLASSES + 2 * FIRST_ALONE);
     }
 
     #[test]
