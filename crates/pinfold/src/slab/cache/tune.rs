@@ -31,8 +31,8 @@ pub(crate) const BARN_BYTES: usize = 2 << 20;
 const MIN_BARN: usize = 4;
 /// For a size class, a barn holds at most 1/`BARN_SHARE` of the bytes in the class's slabs on the
 /// node, or [`MIN_BARN_BYTES`] if that is more.
-const BARN_SHARE: usize = 64;
-const MIN_BARN_BYTES: usize = 64 << 10;
+const BARN_SHARE: usize = 8;
+const MIN_BARN_BYTES: usize = 512 << 10;
 /// For blocks of this size or more, the barn holds at most that share, even if it is less than one
 /// sheaf. In a small heap, one sheaf of each large class would be a large part of the heap.
 const LARGE_CLASS: usize = 32 << 10;
