@@ -20,10 +20,10 @@
 //! block lies outside the arenas, so its free takes the slow path.
 
 use super::gate::{self, alloc_behind};
-use super::mode::{self, GUARD};
+use super::mode::{self, GUARD, PROFILE};
 use super::plain::{self, Ask};
 use super::{blocks, counted};
-use crate::profile::{self, Resize};
+use crate::profile::{self, Homes, Resize};
 use crate::slab::kmalloc;
 use crate::sys::keep_errno;
 use crate::{arena, guarded, slab};
@@ -67,11 +67,25 @@ pub(super) fn alloc_sampled(ask: Ask, mean: u64, from: usize) -> *mut u8 {
         _ => (block, true),
     };
     if is_known && !block.is_null() {
-        keep_errno(|| profile::allocated(block, ask.size, mean, from));
+        enter(block, ask, mean, from);
     } else if !block.is_null() && what_for & !GUARD != 0 {
         profile::dropped();
     }
     block
+}
+
+/// Enters the sample of a block.
+// Not inlined, so that its variables take no stack where calls go deep.
+#[inline(never)]
+fn enter(block: *mut u8, ask: Ask, mean: u64, from: usize) {
+    keep_errno(|| {
+        let homes = match mode::samples() & PROFILE {
+            0 => Homes::NONE,
+            // SAFETY: the caller passes a block that it owns.
+            _ => unsafe { kmalloc::homes(block, mean > 1) },
+        };
+        profile::allocated(block, ask.size, mean, homes, from);
+    });
 }
 
 /// Allocates a guarded block. Returns null if the block is not to be guarded.
@@ -115,7 +129,7 @@ pub(super) fn made_large(block: *mut u8, size: usize) {
         && let Some(mean) = profile::due(size)
     {
         let from = profile::here();
-        keep_errno(|| profile::allocated(block, size, mean, from));
+        keep_errno(|| profile::allocated(block, size, mean, Homes::NONE, from));
     }
 }
 

@@ -42,7 +42,7 @@ mod records;
 mod unwinder;
 mod walk;
 
-pub use blocks::Lifted;
+pub use blocks::{Homes, Lifted};
 use blocks::NO_RECORD;
 pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, due};
 pub use growth::Resize;
@@ -60,8 +60,8 @@ pub use walk::{NoWalks, callers, no_walks};
 pub use crate::sys::{here, keep_frame};
 
 use crate::sys;
-use core::sync::atomic::AtomicU8;
-use core::sync::atomic::Ordering::{Acquire, Release};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU8};
 
 /// Bytes of the memory that [`start`] takes.
 pub const BYTES: usize = RECORDS_AT + MAX_RECORDS * size_of::<Record>();
@@ -160,11 +160,11 @@ pub fn private_memory() -> Option<Memory> {
 /// walk of the stack.
 ///
 /// The block was sampled: [`due`] has returned `mean` for this size, and the block has not been
-/// freed. The call stack leaves out what [`callers`] leaves out for `from`.
+/// freed. `homes` are its slabs. The call stack leaves out what [`callers`] leaves out for `from`.
 #[cold]
 #[inline(never)]
-pub fn allocated(block: *mut u8, size: usize, mean: u64, from: usize) {
-    enter(block, size, Counts::of(size, mean), mean, from);
+pub fn allocated(block: *mut u8, size: usize, mean: u64, homes: Homes, from: usize) {
+    enter(block, size, Counts::of(size, mean), mean, homes, from);
 }
 
 /// Notes that a block without a sample has grown in place, with the call stack of this thread.
@@ -173,12 +173,13 @@ pub fn allocated(block: *mut u8, size: usize, mean: u64, from: usize) {
 #[cold]
 #[inline(never)]
 pub fn grown(block: *mut u8, resize: Resize, mean: u64, from: usize) {
-    enter(block, resize.size, resize.sampled(mean), mean, from);
+    let counts = resize.sampled(mean);
+    enter(block, resize.size, counts, mean, Homes::NONE, from);
 }
 
 /// Enters the sample of a block, which stands for `counts`.
 #[inline(always)]
-fn enter(block: *mut u8, size: usize, counts: Counts, mean: u64, from: usize) {
+fn enter(block: *mut u8, size: usize, counts: Counts, mean: u64, homes: Homes, from: usize) {
     let record = if is(RECORDS) {
         record_here(from)
     } else {
@@ -191,6 +192,7 @@ fn enter(block: *mut u8, size: usize, counts: Counts, mean: u64, from: usize) {
                 record,
                 size,
                 counts,
+                homes,
             },
         );
         if is_kept {
@@ -276,6 +278,8 @@ pub fn drop_lifted(lifted: Lifted) {
 /// child's PID, because a sandbox may forbid the child to ask for it.
 pub fn in_child(pid: u32) {
     if is(READY) {
+        // Another thread of the parent may have been at it.
+        IS_WEIGHING.store(false, Relaxed);
         walk::in_child();
         countdown::in_child(pid);
         records::in_child(pid);
@@ -300,6 +304,7 @@ pub(crate) fn for_each_in_use(mut f: impl FnMut(InUse)) {
              record,
              size,
              counts,
+             ..
          }| {
             f(InUse {
                 start,
@@ -329,6 +334,30 @@ pub(crate) fn lost(block: &InUse) {
 /// Forgets which blocks were lost. Writes to the head whether lost blocks were looked for.
 pub(crate) fn note_look(is_done: bool) {
     records::note_look(is_done);
+}
+
+/// Whether a thread is in [`weigh_fragments`].
+static IS_WEIGHING: AtomicBool = AtomicBool::new(false);
+
+/// Charges each call stack with the free bytes in slabs that its sampled blocks in use keep, by
+/// `bytes_of`, which gets the block, its slabs, and how many blocks the sample stands for. Forgets
+/// earlier charges. Reads the whole table of blocks.
+///
+/// Returns false, and does nothing, if there are no records, or if another thread is at it. In the
+/// second case the records may have a part of the charges.
+pub(crate) fn weigh_fragments(bytes_of: impl Fn(usize, Homes, f64) -> f64) -> bool {
+    if !records::is_there() || IS_WEIGHING.swap(true, Acquire) {
+        return false;
+    }
+    records::note_fragments(false);
+    blocks::for_each(|block, sample| {
+        let objects = sample.counts.objects as f64 / Counts::ONE as f64;
+        let bytes = bytes_of(block, sample.homes, objects);
+        records::keeps_free(sample.record, bytes as u64);
+    });
+    records::note_fragments(true);
+    IS_WEIGHING.store(false, Release);
+    true
 }
 
 /// Returns the sums over all call stacks. Reads every record.

@@ -5,7 +5,8 @@
 //! paths of other caches have no instruction for this.
 
 use crate::slab::cache::descriptor::Descriptor;
-use crate::{profile, sanitizer, sys};
+use crate::profile::{self, Homes};
+use crate::{sanitizer, sys};
 
 impl Descriptor {
     /// Returns whether each object's allocation and free has an observer.
@@ -55,7 +56,8 @@ impl Descriptor {
                 continue;
             }
             if let Some(mean) = profile::due(self.object) {
-                sys::keep_errno(|| profile::allocated(object, self.object, mean, from));
+                let homes = Homes::NONE;
+                sys::keep_errno(|| profile::allocated(object, self.object, mean, homes, from));
             }
         }
     }

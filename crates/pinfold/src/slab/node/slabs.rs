@@ -58,7 +58,7 @@ use crate::segment::{NodeEvents, SlabEvent};
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU64, AtomicUsize};
 
 /// Stands for no slab.
 pub(crate) const NIL: u32 = u32::MAX;
@@ -93,6 +93,9 @@ pub(crate) const PURGED: u32 = u32::MAX;
 /// The number of granules in empty slabs of all caches.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
+/// Counts the slabs that were made, modulo 2¹⁶.
+static BIRTHS: AtomicU16 = AtomicU16::new(0);
+
 /// A slab's record, in the private part of its run's first granule. Only the holder of the node's
 /// lock accesses the cells. A thread that holds an object may read `start` and the object's bit
 /// without the lock.
@@ -112,6 +115,9 @@ pub(crate) struct Slab {
     /// Whether the slab's only object reads as zeroes, because no caller has had the object yet.
     /// The thread that holds the object accesses this.
     pub(crate) fresh: AtomicBool,
+    /// The value of [`BIRTHS`] when the slab was made. A later slab in the same place mostly has
+    /// another. Any thread may read it.
+    pub(crate) birth: AtomicU16,
     pub(crate) bits: [AtomicU64; MAX_OBJECTS / 64],
 }
 
@@ -426,6 +432,7 @@ impl Slabs {
         slab.cache.set(cache);
         slab.free.set(objects as u32);
         slab.hint.set(0);
+        slab.birth.store(BIRTHS.fetch_add(1, Relaxed).wrapping_add(1), Relaxed);
         // Writes only the words that the objects need, and leaves the other cache lines of the
         // private part untouched.
         for (nth, word) in slab.bits[..objects.div_ceil(64)].iter().enumerate() {
