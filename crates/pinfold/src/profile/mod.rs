@@ -42,8 +42,8 @@ mod records;
 mod unwinder;
 mod walk;
 
-pub use blocks::{Homes, Lifted};
 use blocks::NO_RECORD;
+pub use blocks::{Homes, Lifted};
 pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, due};
 pub use growth::Resize;
 pub use probes::is_watched;

@@ -4,8 +4,8 @@
 //! checks. So each call takes a slow path, which asks the profile and tells the sanitizer. The fast
 //! paths of other caches have no instruction for this.
 
-use crate::slab::cache::descriptor::Descriptor;
 use crate::profile::{self, Homes};
+use crate::slab::cache::descriptor::Descriptor;
 use crate::{sanitizer, sys};
 
 impl Descriptor {

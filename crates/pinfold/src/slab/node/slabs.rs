@@ -432,7 +432,8 @@ impl Slabs {
         slab.cache.set(cache);
         slab.free.set(objects as u32);
         slab.hint.set(0);
-        slab.birth.store(BIRTHS.fetch_add(1, Relaxed).wrapping_add(1), Relaxed);
+        slab.birth
+            .store(BIRTHS.fetch_add(1, Relaxed).wrapping_add(1), Relaxed);
         // Writes only the words that the objects need, and leaves the other cache lines of the
         // private part untouched.
         for (nth, word) in slab.bits[..objects.div_ceil(64)].iter().enumerate() {
