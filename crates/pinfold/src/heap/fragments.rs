@@ -7,5 +7,5 @@ use crate::slab::kmalloc;
 /// Returns false if there is no profile, or if another thread is at it. Makes no system call. Takes
 /// some milliseconds if there are many sampled blocks.
 pub fn look() -> bool {
-    profile::weigh_fragments(kmalloc::fragment_bytes)
+    profile::weigh_fragments(kmalloc::free_beside)
 }

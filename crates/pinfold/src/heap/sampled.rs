@@ -23,7 +23,7 @@ use super::gate::{self, alloc_behind};
 use super::mode::{self, GUARD, PROFILE};
 use super::plain::{self, Ask};
 use super::{blocks, counted};
-use crate::profile::{self, Homes, Resize};
+use crate::profile::{self, Resize, StandIn};
 use crate::slab::kmalloc;
 use crate::sys::keep_errno;
 use crate::{arena, guarded, slab};
@@ -79,12 +79,13 @@ pub(super) fn alloc_sampled(ask: Ask, mean: u64, from: usize) -> *mut u8 {
 #[inline(never)]
 fn enter(block: *mut u8, ask: Ask, mean: u64, from: usize) {
     keep_errno(|| {
-        let homes = match mode::samples() & PROFILE {
-            0 => Homes::NONE,
-            // SAFETY: the caller passes a block that it owns.
-            _ => unsafe { kmalloc::homes(block, mean > 1) },
+        let stand_in = match mode::samples() & PROFILE {
+            0 => StandIn::NONE,
+            _ => kmalloc::stand_in(block, mean <= 1),
         };
-        profile::allocated(block, ask.size, mean, homes, from);
+        let unused = profile::allocated(block, ask.size, mean, stand_in, from);
+        // SAFETY: the block came from `stand_in`, and its sample is gone.
+        unsafe { kmalloc::release(unused) };
     });
 }
 
@@ -129,7 +130,7 @@ pub(super) fn made_large(block: *mut u8, size: usize) {
         && let Some(mean) = profile::due(size)
     {
         let from = profile::here();
-        keep_errno(|| profile::allocated(block, size, mean, Homes::NONE, from));
+        keep_errno(|| profile::allocated(block, size, mean, StandIn::NONE, from));
     }
 }
 
@@ -194,14 +195,15 @@ impl Old {
     #[inline(never)]
     unsafe fn settle(&self, block: *mut u8, moved: *mut u8, size: usize) {
         if moved != block {
-            match self.lifted {
+            let unused = match self.lifted {
                 Some(lifted) if moved.is_null() => {
-                    profile::put_back(lifted, block, None, self.from);
+                    profile::put_back(lifted, block, None, self.from)
                 }
                 Some(lifted) => profile::drop_lifted(lifted),
-                None => {}
-            }
-            return;
+                None => return,
+            };
+            // SAFETY: the block stood in for one whose sample is gone.
+            return unsafe { kmalloc::release(unused) };
         }
         let room = self.room.map(|before| match self.grows {
             // SAFETY: the caller promises that the block is in use.
@@ -210,7 +212,11 @@ impl Old {
         });
         let resize = Resize { size, room };
         match self.lifted {
-            Some(lifted) => profile::put_back(lifted, block, Some(resize), self.from),
+            Some(lifted) => {
+                let unused = profile::put_back(lifted, block, Some(resize), self.from);
+                // SAFETY: as above.
+                unsafe { kmalloc::release(unused) };
+            }
             None => sample_growth(block, resize, self.from),
         }
     }

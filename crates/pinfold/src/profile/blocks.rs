@@ -9,7 +9,7 @@ use super::records::Counts;
 use crate::sys;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
 
 /// Entries of the table: enough for 64 GiB at the default interval. A block can use only [`WINDOW`]
 /// of them, so some samples are dropped before the table is full.
@@ -20,45 +20,30 @@ const BUSY: usize = 1;
 /// Stands in place of a record's number if the sample has no record.
 pub(super) const NO_RECORD: u32 = u32::MAX;
 
-/// A slab: the number of its first granule, and its birth.
-type Slab = (u32, u16);
-
-/// The slabs of a sampled block: its own, and the one that served the blocks of its size then that
-/// were not sampled.
+/// The block of the size class that stands in for a sampled one: which slab the sampled block would
+/// lie in without the profile.
 #[derive(Clone, Copy, Debug)]
-pub struct Homes {
-    slabs: [u32; 2],
-    births: [u16; 2],
+pub struct StandIn {
+    /// The number of the slab's first granule.
+    pub slab: u32,
+    /// The block that is freed with the sampled one, or null.
+    pub block: *mut u8,
 }
 
-impl Homes {
-    /// The homes of a block that lies in no slab, or whose slabs were not noted.
-    pub const NONE: Homes = Homes::new((u32::MAX, 0), (u32::MAX, 0));
-
-    /// Notes the block's own slab, and that of the others.
-    pub const fn new(own: Slab, others: Slab) -> Homes {
-        Homes {
-            slabs: [own.0, others.0],
-            births: [own.1, others.1],
-        }
-    }
-
-    /// Returns the slab of the sampled block.
-    pub fn own(self) -> Slab {
-        (self.slabs[0], self.births[0])
-    }
-
-    /// Returns the slab of the others.
-    pub fn others(self) -> Slab {
-        (self.slabs[1], self.births[1])
-    }
+impl StandIn {
+    /// Stands for no slab.
+    pub const NONE: StandIn = StandIn {
+        slab: u32::MAX,
+        block: null_mut(),
+    };
 }
 
 struct Entry {
     address: AtomicUsize,
     record: AtomicU32,
-    slabs: [AtomicU32; 2],
-    births: [AtomicU16; 2],
+    /// The fields of the block's [`StandIn`].
+    slab: AtomicU32,
+    stand_in: AtomicPtr<u8>,
     /// Bytes of the block.
     size: AtomicUsize,
     /// How many blocks the sample stands for, in the fixed point of [`Counts`].
@@ -76,9 +61,9 @@ impl Entry {
                 objects: self.objects.load(Relaxed),
                 bytes: self.bytes.load(Relaxed),
             },
-            homes: Homes {
-                slabs: self.slabs.each_ref().map(|word| word.load(Relaxed)),
-                births: self.births.each_ref().map(|word| word.load(Relaxed)),
+            stand_in: StandIn {
+                slab: self.slab.load(Relaxed),
+                block: self.stand_in.load(Relaxed),
             },
         }
     }
@@ -117,7 +102,7 @@ pub struct Lifted {
     pub(super) size: usize,
     /// What the sample stands for.
     pub(super) counts: Counts,
-    pub(super) homes: Homes,
+    pub(super) stand_in: StandIn,
 }
 
 /// Enters a block that has no entry. Returns false if no entry is free.
@@ -130,10 +115,8 @@ pub(super) fn insert(block: *mut u8, sample: Lifted) -> bool {
             entry.size.store(sample.size, Relaxed);
             entry.objects.store(sample.counts.objects, Relaxed);
             entry.bytes.store(sample.counts.bytes, Relaxed);
-            for nth in 0..2 {
-                entry.slabs[nth].store(sample.homes.slabs[nth], Relaxed);
-                entry.births[nth].store(sample.homes.births[nth], Relaxed);
-            }
+            entry.slab.store(sample.stand_in.slab, Relaxed);
+            entry.stand_in.store(sample.stand_in.block, Relaxed);
             // Release pairs with the acquire in `remove`.
             entry.address.store(block as usize, Release);
             return true;

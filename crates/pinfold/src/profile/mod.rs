@@ -43,7 +43,7 @@ mod unwinder;
 mod walk;
 
 use blocks::NO_RECORD;
-pub use blocks::{Homes, Lifted};
+pub use blocks::{Lifted, StandIn};
 pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, due};
 pub use growth::Resize;
 pub use probes::is_watched;
@@ -60,6 +60,7 @@ pub use walk::{NoWalks, callers, no_walks};
 pub use crate::sys::{here, keep_frame};
 
 use crate::sys;
+use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicU8};
 
@@ -160,11 +161,23 @@ pub fn private_memory() -> Option<Memory> {
 /// walk of the stack.
 ///
 /// The block was sampled: [`due`] has returned `mean` for this size, and the block has not been
-/// freed. `homes` are its slabs. The call stack leaves out what [`callers`] leaves out for `from`.
+/// freed. The call stack leaves out what [`callers`] leaves out for `from`.
+///
+/// Returns the block of `stand_in` if the caller is to free it now, or null: the sample was
+/// dropped.
 #[cold]
 #[inline(never)]
-pub fn allocated(block: *mut u8, size: usize, mean: u64, homes: Homes, from: usize) {
-    enter(block, size, Counts::of(size, mean), mean, homes, from);
+pub fn allocated(
+    block: *mut u8,
+    size: usize,
+    mean: u64,
+    stand_in: StandIn,
+    from: usize,
+) -> *mut u8 {
+    match enter(block, size, Counts::of(size, mean), mean, stand_in, from) {
+        true => null_mut(),
+        false => stand_in.block,
+    }
 }
 
 /// Notes that a block without a sample has grown in place, with the call stack of this thread.
@@ -174,12 +187,19 @@ pub fn allocated(block: *mut u8, size: usize, mean: u64, homes: Homes, from: usi
 #[inline(never)]
 pub fn grown(block: *mut u8, resize: Resize, mean: u64, from: usize) {
     let counts = resize.sampled(mean);
-    enter(block, resize.size, counts, mean, Homes::NONE, from);
+    enter(block, resize.size, counts, mean, StandIn::NONE, from);
 }
 
-/// Enters the sample of a block, which stands for `counts`.
+/// Enters the sample of a block, which stands for `counts`. Returns false if the sample was dropped.
 #[inline(always)]
-fn enter(block: *mut u8, size: usize, counts: Counts, mean: u64, homes: Homes, from: usize) {
+fn enter(
+    block: *mut u8,
+    size: usize,
+    counts: Counts,
+    mean: u64,
+    stand_in: StandIn,
+    from: usize,
+) -> bool {
     let record = if is(RECORDS) {
         record_here(from)
     } else {
@@ -192,7 +212,7 @@ fn enter(block: *mut u8, size: usize, counts: Counts, mean: u64, homes: Homes, f
                 record,
                 size,
                 counts,
-                homes,
+                stand_in,
             },
         );
         if is_kept {
@@ -207,6 +227,7 @@ fn enter(block: *mut u8, size: usize, counts: Counts, mean: u64, homes: Homes, f
     }
     countdown::pace(mean);
     records::note_interval();
+    is_kept
 }
 
 /// Counts a sample that was due and could not be taken.
@@ -227,11 +248,11 @@ fn record_here(from: usize) -> Option<u32> {
 /// neighbouring entries of a table.
 ///
 /// The caller still owns the block: the address belongs to no other block yet. `from` is what
-/// [`here`] returned in the allocator's outermost function, for tracers.
-pub fn freed(block: *mut u8, from: usize) {
-    if let Some(lifted) = lift(block, from) {
-        drop_lifted(lifted);
-    }
+/// [`here`] returned in the allocator's outermost function, for tracers. Returns the block that
+/// stood in for this one, for the caller to free, or null.
+#[must_use]
+pub fn freed(block: *mut u8, from: usize) -> *mut u8 {
+    lift(block, from).map_or(null_mut(), drop_lifted)
 }
 
 /// Takes the sample of a block out of the table, for a caller that is about to move or resize the
@@ -246,8 +267,10 @@ pub fn lift(block: *mut u8, from: usize) -> Option<Lifted> {
 }
 
 /// Puts a sample back that was lifted from `block`. `resize` says how the block was resized, or is
-/// `None` if the block has not changed. A tracer sees an allocation. `from` is as in [`freed`].
-pub fn put_back(lifted: Lifted, block: *mut u8, resize: Option<Resize>, from: usize) {
+/// `None` if the block has not changed. A tracer sees an allocation. `from` and the result are as in
+/// [`freed`].
+#[must_use]
+pub fn put_back(lifted: Lifted, block: *mut u8, resize: Option<Resize>, from: usize) -> *mut u8 {
     let resized = match resize {
         Some(resize) => {
             let counts = resize.of_sample(lifted.size, lifted.counts, countdown::interval());
@@ -262,15 +285,18 @@ pub fn put_back(lifted: Lifted, block: *mut u8, resize: Option<Resize>, from: us
     };
     if blocks::insert(block, resized) {
         probes::alloc(block, resized.size, resized.counts.bytes, from);
+        null_mut()
     } else {
-        records::take(resized.record, resized.counts);
         records::dropped();
+        drop_lifted(resized)
     }
 }
 
-/// Notes that the block whose sample was lifted was freed.
-pub fn drop_lifted(lifted: Lifted) {
+/// Notes that the block whose sample was lifted was freed. The result is as in [`freed`].
+#[must_use]
+pub fn drop_lifted(lifted: Lifted) -> *mut u8 {
     records::take(lifted.record, lifted.counts);
+    lifted.stand_in.block
 }
 
 /// Copies the parent's records to private memory, in the child of a fork. Does nothing if the
@@ -339,21 +365,21 @@ pub(crate) fn note_look(is_done: bool) {
 /// Whether a thread is in [`weigh_fragments`].
 static IS_WEIGHING: AtomicBool = AtomicBool::new(false);
 
-/// Charges each call stack with the free bytes in slabs that its sampled blocks in use keep, by
-/// `bytes_of`, which gets the block, its slabs, and how many blocks the sample stands for. Forgets
-/// earlier charges. Reads the whole table of blocks.
+/// Charges each call stack with the free bytes in slabs that its blocks in use keep. `free_beside`
+/// returns how many bytes a block in the slab of a [`StandIn`] keeps. Forgets earlier charges. Reads
+/// the whole table of blocks.
 ///
 /// Returns false, and does nothing, if there are no records, or if another thread is at it. In the
 /// second case the records may have a part of the charges.
-pub(crate) fn weigh_fragments(bytes_of: impl Fn(usize, Homes, f64) -> f64) -> bool {
+pub(crate) fn weigh_fragments(free_beside: impl Fn(u32) -> f64) -> bool {
     if !records::is_there() || IS_WEIGHING.swap(true, Acquire) {
         return false;
     }
     records::note_fragments(false);
-    blocks::for_each(|block, sample| {
+    blocks::for_each(|_, sample| {
         let objects = sample.counts.objects as f64 / Counts::ONE as f64;
-        let bytes = bytes_of(block, sample.homes, objects);
-        records::keeps_free(sample.record, bytes as u64);
+        let bytes = objects * free_beside(sample.stand_in.slab);
+        records::keeps_free(sample.record, (bytes + 0.5) as u64);
     });
     records::note_fragments(true);
     IS_WEIGHING.store(false, Release);

@@ -4,7 +4,7 @@
 //! checks. So each call takes a slow path, which asks the profile and tells the sanitizer. The fast
 //! paths of other caches have no instruction for this.
 
-use crate::profile::{self, Homes};
+use crate::profile::{self, StandIn};
 use crate::slab::cache::descriptor::Descriptor;
 use crate::{sanitizer, sys};
 
@@ -56,8 +56,9 @@ impl Descriptor {
                 continue;
             }
             if let Some(mean) = profile::due(self.object) {
-                let homes = Homes::NONE;
-                sys::keep_errno(|| profile::allocated(object, self.object, mean, homes, from));
+                sys::keep_errno(|| {
+                    profile::allocated(object, self.object, mean, StandIn::NONE, from)
+                });
             }
         }
     }
@@ -73,7 +74,7 @@ impl Descriptor {
             let from = profile::here();
             objects
                 .iter()
-                .for_each(|&object| profile::freed(object, from));
+                .for_each(|&object| _ = profile::freed(object, from));
         }
     }
 }

@@ -2,8 +2,7 @@
 //! records agree.
 
 use super::objects::Objects;
-use super::slabs::{BINS, EMPTY, FULL, NIL, Slab, Slabs, list_of, slab_of};
-use crate::arena;
+use super::slabs::{BINS, EMPTY, FULL, NIL, Slab, Slabs, list_of};
 use crate::segment::EVENTS;
 use core::sync::atomic::Ordering::Relaxed;
 
@@ -66,30 +65,6 @@ pub(crate) struct Reading {
     pub(crate) usage: Usage,
     /// The counts, by [`SlabEvent`].
     pub(crate) counts: [u64; EVENTS],
-}
-
-/// Returns the number of the first granule of the slab in which `object` lies, and the slab's birth.
-///
-/// # Safety
-///
-/// The object lies in a slab, which does not go back to the arena meanwhile.
-pub(crate) unsafe fn slab_at(object: *mut u8) -> (u32, u16) {
-    // SAFETY: the caller promises the slab. This accesses only an atomic.
-    let birth = unsafe { slab_of(object) }.birth.load(Relaxed);
-    (arena::head_of(object as usize), birth)
-}
-
-/// Returns how many objects are not free in the slab of `cache` that [`slab_at`] has found. Returns
-/// `None` if the slab has gone back since. Takes no lock, so the answer may be out of date.
-pub(crate) fn used_in(cache: &Objects, (index, birth): (u32, u16)) -> Option<usize> {
-    if arena::entry_at(index) != cache.id.entry() {
-        return None;
-    }
-    // SAFETY: the granule is or was the first of a slab. Its private part stays mapped, and holds
-    // only slabs' records. This accesses only atomics, so a thread may make another slab here now.
-    let slab: &Slab = unsafe { &*arena::private_at(index).cast() };
-    let used = slab.used_now(cache.geometry.per_slab);
-    (slab.birth.load(Relaxed) == birth).then_some(used)
 }
 
 impl Slabs {

@@ -58,7 +58,7 @@ use crate::segment::{NodeEvents, SlabEvent};
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
 
 /// Stands for no slab.
 pub(crate) const NIL: u32 = u32::MAX;
@@ -93,9 +93,6 @@ pub(crate) const PURGED: u32 = u32::MAX;
 /// The number of granules in empty slabs of all caches.
 static KEPT: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts the slabs that were made, modulo 2¹⁶.
-static BIRTHS: AtomicU16 = AtomicU16::new(0);
-
 /// A slab's record, in the private part of its run's first granule. Only the holder of the node's
 /// lock accesses the cells. A thread that holds an object may read `start` and the object's bit
 /// without the lock.
@@ -115,9 +112,6 @@ pub(crate) struct Slab {
     /// Whether the slab's only object reads as zeroes, because no caller has had the object yet.
     /// The thread that holds the object accesses this.
     pub(crate) fresh: AtomicBool,
-    /// The value of [`BIRTHS`] when the slab was made. A later slab in the same place mostly has
-    /// another. Any thread may read it.
-    pub(crate) birth: AtomicU16,
     pub(crate) bits: [AtomicU64; MAX_OBJECTS / 64],
 }
 
@@ -174,6 +168,18 @@ pub(crate) unsafe fn slab_of<'s>(object: *mut u8) -> &'s Slab {
     let record = arena::private_at(arena::head_of(object as usize));
     // SAFETY: the caller promises that this is a slab's record. It was initialised by `add_slab`.
     unsafe { &*record.cast() }
+}
+
+/// Returns the slab whose first granule is, or was, number `index`. The caller accesses only
+/// atomics, because a thread may make another slab here meanwhile.
+///
+/// # Safety
+///
+/// The granule is or was the first of a slab.
+pub(crate) unsafe fn slab_of_index<'s>(index: u32) -> &'s Slab {
+    // SAFETY: the caller promises that there was a slab's record. The private part stays mapped,
+    // and holds nothing else than slabs' records.
+    unsafe { &*arena::private_at(index).cast() }
 }
 
 impl Slabs {
@@ -432,8 +438,6 @@ impl Slabs {
         slab.cache.set(cache);
         slab.free.set(objects as u32);
         slab.hint.set(0);
-        slab.birth
-            .store(BIRTHS.fetch_add(1, Relaxed).wrapping_add(1), Relaxed);
         // Writes only the words that the objects need, and leaves the other cache lines of the
         // private part untouched.
         for (nth, word) in slab.bits[..objects.div_ceil(64)].iter().enumerate() {

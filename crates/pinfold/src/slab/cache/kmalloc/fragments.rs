@@ -1,78 +1,77 @@
-//! How much free memory a sampled block keeps in slabs.
+//! How much free memory the blocks that a sample stands for keep in slabs.
 //!
 //! A slab goes back to the arena only when all its blocks are free. So the blocks in use keep the
 //! free ones in memory, each of them the same part: free / used blocks.
 //!
-//! A sampled block lies in a slab of its class's twin, in which all blocks in use are sampled. The
-//! other blocks that its sample stands for lie in slabs of the class. When a block is sampled,
-//! [`homes`] notes the slab that serves the class then. So the samples that note a slab stand for
-//! as many blocks as are in use there, on average.
+//! A sampled block lies in a slab of its class's twin, and the other blocks that its sample stands
+//! for lie in slabs of the class. So a block of the class *stands in* for it, from the sampled
+//! block's allocation to its free: the block that the program would have got without the profile.
+//! The slabs of the class are then as without the profile, and the slab of the stand-in is one of
+//! those that such blocks keep.
 
-use super::{CLASSES, alloc_from, class_of_any, free_class, is_sampled, size_of_class};
+use super::{CLASSES, alloc_from, class_of_any, class_of_entry, free_class, is_sampled};
+use super::{of_class, size_of_class};
 use crate::arena;
-use crate::profile::Homes;
+use crate::profile::StandIn;
 use crate::slab::cache::descriptor::Descriptor;
-use crate::slab::cache::registry::of_class;
-use crate::slab::node::look::{slab_at, used_in};
+use crate::slab::node::slabs::slab_of_index;
 
-/// Returns the slabs of a sampled block. If its sample stands for other blocks too (`has_others`),
-/// allocates a block of the class, and frees it. Returns [`Homes::NONE`] if there is no memory for
-/// it, and for a block that is of no twin, is checked, or has its slab alone.
+/// Returns the stand-in of a sampled block, which the caller passes to [`release`] later. If the
+/// sample stands for no other block (`is_alone`), the block stands for itself. Returns
+/// [`StandIn::NONE`] if there is no memory, and for a block that is of no twin, is checked, or has
+/// its slab alone.
+// Not inlined, so that its variables take no stack where calls go deep.
+#[inline(never)]
+pub fn stand_in(block: *mut u8, is_alone: bool) -> StandIn {
+    let entry = arena::entry(block as usize);
+    let twin = class_of_any(entry).filter(|&class| is_sampled(class) && shared(class).is_some());
+    let Some(twin) = twin else {
+        return StandIn::NONE;
+    };
+    if is_alone {
+        return StandIn {
+            slab: arena::head_of(block as usize),
+            ..StandIn::NONE
+        };
+    }
+    let class = twin - CLASSES;
+    let block = alloc_from(class, size_of_class(class));
+    if block.is_null() {
+        return StandIn::NONE;
+    }
+    let slab = arena::head_of(block as usize);
+    StandIn { slab, block }
+}
+
+/// Frees the block of a stand-in, or does nothing if `block` is null.
 ///
 /// # Safety
 ///
-/// The caller owns `block`.
-// Not inlined, so that its variables take no stack where calls go deep.
+/// `block` is that of a [`stand_in`], and is not used any more.
 #[inline(never)]
-pub unsafe fn homes(block: *mut u8, has_others: bool) -> Homes {
-    let twin = twin_of(block as usize).filter(|&twin| cache_of(twin).is_some());
-    let Some(twin) = twin else {
-        return Homes::NONE;
-    };
-    // SAFETY: the caller owns the block, so its slab stays.
-    let own = unsafe { slab_at(block) };
-    if !has_others {
-        return Homes::new(own, own);
+pub unsafe fn release(block: *mut u8) {
+    if let Some(class) = class_of_entry(arena::entry(block as usize)) {
+        // SAFETY: the page map says that the block is of this class. The caller gives it up.
+        unsafe { free_class(block, class) };
     }
-    let class = twin - CLASSES;
-    let other = alloc_from(class, size_of_class(class));
-    if other.is_null() {
-        return Homes::NONE;
-    }
-    // SAFETY: the block was just allocated. Its slab stays until it is freed.
-    let others = unsafe { slab_at(other) };
-    // SAFETY: as above. The block is not used any more.
-    unsafe { free_class(other, class) };
-    Homes::new(own, others)
 }
 
-/// Returns how many bytes of free blocks are kept by the blocks that a sample stands for. `block` is
-/// the sampled one, and `objects` is how many they are. Slabs that have gone back count nothing.
+/// Returns how many bytes of free blocks a block in slab `slab` keeps, the slab of a stand-in.
 /// Takes no lock, so the number is approximate while other threads allocate and free.
-pub fn fragment_bytes(block: usize, homes: Homes, objects: f64) -> f64 {
-    // Another thread may have freed the block.
-    let Some(twin) = twin_of(block) else {
+pub fn free_beside(slab: u32) -> f64 {
+    // If another thread has freed the sampled block, the slab may be another one by now, or none.
+    let cache = class_of_any(arena::entry_at(slab)).and_then(shared);
+    let Some(cache) = cache else {
         return 0.0;
     };
-    let part = |class, slab| {
-        let cache = cache_of(class)?;
-        // A slab that became empty is kept by no block.
-        let used = used_in(cache, slab).filter(|&used| used > 0)?;
-        let free = cache.geometry.per_slab.saturating_sub(used);
-        Some((free * cache.geometry.size) as f64 / used as f64)
-    };
-    let own = part(twin, homes.own()).unwrap_or(0.0);
-    let others = part(twin - CLASSES, homes.others()).unwrap_or(0.0);
-    own + (objects - 1.0).max(0.0) * others
-}
-
-/// Returns the twin that the block at `address` is of.
-fn twin_of(address: usize) -> Option<usize> {
-    class_of_any(arena::entry(address)).filter(|&class| is_sampled(class))
+    // SAFETY: the granule is or was the first of a slab.
+    let used = unsafe { slab_of_index(slab) }.used_now(cache.geometry.per_slab);
+    let free = cache.geometry.per_slab.saturating_sub(used);
+    (free * cache.geometry.size) as f64 / used.max(1) as f64
 }
 
 /// Returns the cache of a class or a twin whose slabs have several blocks, if it does not check
 /// them.
-fn cache_of(class: usize) -> Option<&'static Descriptor> {
+fn shared(class: usize) -> Option<&'static Descriptor> {
     of_class(class).filter(|cache| cache.geometry.per_slab > 1 && !cache.checks())
 }
