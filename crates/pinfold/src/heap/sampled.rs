@@ -12,6 +12,9 @@
 //! * A larger block always takes the slow path of free. Once samples were started, this path looks
 //!   every larger block up in the table of sampled blocks.
 //!
+//! In a heap profile, a block of the class *stands in* for each sampled block of a class, so that
+//! the profile knows in which slab the sampled block would lie without it (`fragments`).
+//!
 //! `realloc` in place leaves a sampled block sampled. A run or a huge block that grows in place may
 //! be sampled because of the growth ([`profile::grown`]). A block that moves counts as freed and
 //! allocated.
@@ -67,23 +70,24 @@ pub(super) fn alloc_sampled(ask: Ask, mean: u64, from: usize) -> *mut u8 {
         _ => (block, true),
     };
     if is_known && !block.is_null() {
-        enter(block, ask, mean, from);
+        // Called here and not in `enter`, because this call goes deep.
+        let stand_in = match what_for & PROFILE {
+            0 => StandIn::NONE,
+            _ => kmalloc::stand_in(block, mean <= 1),
+        };
+        enter(block, ask.size, mean, stand_in, from);
     } else if !block.is_null() && what_for & !GUARD != 0 {
         profile::dropped();
     }
     block
 }
 
-/// Enters the sample of a block.
+/// Enters the sample of a block, with the block that stands in for it.
 // Not inlined, so that its variables take no stack where calls go deep.
 #[inline(never)]
-fn enter(block: *mut u8, ask: Ask, mean: u64, from: usize) {
+fn enter(block: *mut u8, size: usize, mean: u64, stand_in: StandIn, from: usize) {
     keep_errno(|| {
-        let stand_in = match mode::samples() & PROFILE {
-            0 => StandIn::NONE,
-            _ => kmalloc::stand_in(block, mean <= 1),
-        };
-        let unused = profile::allocated(block, ask.size, mean, stand_in, from);
+        let unused = profile::allocated(block, size, mean, stand_in, from);
         // SAFETY: the block came from `stand_in`, and its sample is gone.
         unsafe { kmalloc::release(unused) };
     });
