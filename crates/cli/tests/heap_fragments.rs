@@ -148,10 +148,10 @@ fn the_blocks_that_stay_are_charged_with_what_is_free_beside_them() {
     assert!(others < 0.1 * all, "{others} of {all}");
 
     let output = pinfold(&["heap", "dump", &pid, "--fragmentation", "--timeout", "60"]);
-    assert_has(&text(&output.stdout), "free in slabs, beside about");
+    assert_has(&text(&output.stdout), &["free in slabs, beside about"]);
     let words = ["heap", "dump", &pid, "--fragmentation", "--timeout", "60"];
     let output = pinfold(&[&words[..], &["--flame", "-"]].concat());
-    assert_has(&text(&output.stdout), "bytes free in slabs");
+    assert_has(&text(&output.stdout), &["bytes free in slabs"]);
     // Without a request, the command does not show what the process told another command.
     let report = object(&["heap", "dump", &pid, "--json"]);
     assert!(report["totals"]["fragment_bytes"].is_null());
@@ -194,7 +194,10 @@ fn a_file_says_who_kept_free_memory_at_the_end() {
     let packed = packed.to_str().unwrap();
     let output = pinfold(&["heap", "dump", packed, "--fragmentation"]);
     assert!(!output.status.success());
-    assert_has(&text(&output.stderr), "does not say who keeps free memory");
+    assert_has(
+        &text(&output.stderr),
+        &["does not say who keeps free memory"],
+    );
 }
 
 fn write_for_pprof(from: &str, to: &Path) {

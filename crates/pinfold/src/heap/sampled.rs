@@ -70,22 +70,26 @@ pub(super) fn alloc_sampled(ask: Ask, mean: u64, from: usize) -> *mut u8 {
         _ => (block, true),
     };
     if is_known && !block.is_null() {
-        // Called here and not in `enter`, because this call goes deep.
-        let stand_in = match what_for & PROFILE {
-            0 => StandIn::NONE,
-            _ => kmalloc::stand_in(block, mean <= 1),
-        };
-        enter(block, ask.size, mean, stand_in, from);
+        enter(block, ask, mean, from);
     } else if !block.is_null() && what_for & !GUARD != 0 {
         profile::dropped();
     }
     block
 }
 
-/// Enters the sample of a block, with the block that stands in for it.
-// Not inlined, so that its variables take no stack where calls go deep.
+/// Enters the sample of a block, with a block that stands in for it.
+// Not inlined, as the function below, so that their variables take no stack where calls go deep.
 #[inline(never)]
-fn enter(block: *mut u8, size: usize, mean: u64, stand_in: StandIn, from: usize) {
+fn enter(block: *mut u8, ask: Ask, mean: u64, from: usize) {
+    let stand_in = match mode::samples() & PROFILE {
+        0 => StandIn::NONE,
+        _ => kmalloc::stand_in(block, mean <= 1),
+    };
+    enter_with(block, ask.size, mean, stand_in, from);
+}
+
+#[inline(never)]
+fn enter_with(block: *mut u8, size: usize, mean: u64, stand_in: StandIn, from: usize) {
     keep_errno(|| {
         let unused = profile::allocated(block, size, mean, stand_in, from);
         // SAFETY: the block came from `stand_in`, and its sample is gone.

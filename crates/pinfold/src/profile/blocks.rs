@@ -7,6 +7,7 @@
 
 use super::records::Counts;
 use crate::sys;
+use core::num::NonZero;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
@@ -24,8 +25,8 @@ pub(super) const NO_RECORD: u32 = u32::MAX;
 /// lie in without the profile.
 #[derive(Clone, Copy, Debug)]
 pub struct StandIn {
-    /// The number of the slab's first granule.
-    pub slab: u32,
+    /// The number of the slab's first granule. (Granule 0 is part of no slab.)
+    pub slab: NonZero<u32>,
     /// The block that is freed with the sampled one, or null.
     pub block: *mut u8,
 }
@@ -33,7 +34,7 @@ pub struct StandIn {
 impl StandIn {
     /// Stands for no slab.
     pub const NONE: StandIn = StandIn {
-        slab: u32::MAX,
+        slab: NonZero::<u32>::MAX,
         block: null_mut(),
     };
 }
@@ -62,7 +63,7 @@ impl Entry {
                 bytes: self.bytes.load(Relaxed),
             },
             stand_in: StandIn {
-                slab: self.slab.load(Relaxed),
+                slab: NonZero::new(self.slab.load(Relaxed)).unwrap_or(NonZero::<u32>::MAX),
                 block: self.stand_in.load(Relaxed),
             },
         }
@@ -115,7 +116,7 @@ pub(super) fn insert(block: *mut u8, sample: Lifted) -> bool {
             entry.size.store(sample.size, Relaxed);
             entry.objects.store(sample.counts.objects, Relaxed);
             entry.bytes.store(sample.counts.bytes, Relaxed);
-            entry.slab.store(sample.stand_in.slab, Relaxed);
+            entry.slab.store(sample.stand_in.slab.get(), Relaxed);
             entry.stand_in.store(sample.stand_in.block, Relaxed);
             // Release pairs with the acquire in `remove`.
             entry.address.store(block as usize, Release);

@@ -378,7 +378,7 @@ pub(crate) fn weigh_fragments(free_beside: impl Fn(u32) -> f64) -> bool {
     records::note_fragments(false);
     blocks::for_each(|_, sample| {
         let objects = sample.counts.objects as f64 / Counts::ONE as f64;
-        let bytes = objects * free_beside(sample.stand_in.slab);
+        let bytes = objects * free_beside(sample.stand_in.slab.get());
         records::keeps_free(sample.record, (bytes + 0.5) as u64);
     });
     records::note_fragments(true);

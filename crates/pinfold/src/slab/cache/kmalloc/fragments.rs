@@ -15,6 +15,8 @@ use crate::arena;
 use crate::profile::StandIn;
 use crate::slab::cache::descriptor::Descriptor;
 use crate::slab::node::slabs::slab_of_index;
+use core::num::NonZero;
+use core::ptr::null_mut;
 
 /// Returns the stand-in of a sampled block, which the caller passes to [`release`] later. If the
 /// sample stands for no other block (`is_alone`), the block stands for itself. Returns
@@ -29,18 +31,25 @@ pub fn stand_in(block: *mut u8, is_alone: bool) -> StandIn {
         return StandIn::NONE;
     };
     if is_alone {
-        return StandIn {
-            slab: arena::head_of(block as usize),
-            ..StandIn::NONE
-        };
+        return in_slab_of(block, null_mut());
     }
     let class = twin - CLASSES;
     let block = alloc_from(class, size_of_class(class));
     if block.is_null() {
         return StandIn::NONE;
     }
-    let slab = arena::head_of(block as usize);
-    StandIn { slab, block }
+    in_slab_of(block, block)
+}
+
+/// Returns a stand-in in the slab of `object`, with `block` to be freed.
+fn in_slab_of(object: *mut u8, block: *mut u8) -> StandIn {
+    match NonZero::new(arena::head_of(object as usize)) {
+        Some(slab) => StandIn { slab, block },
+        None => StandIn {
+            block,
+            ..StandIn::NONE
+        },
+    }
 }
 
 /// Frees the block of a stand-in, or does nothing if `block` is null.
