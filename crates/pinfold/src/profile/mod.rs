@@ -190,7 +190,8 @@ pub fn grown(block: *mut u8, resize: Resize, mean: u64, from: usize) {
     enter(block, resize.size, counts, mean, StandIn::NONE, from);
 }
 
-/// Enters the sample of a block, which stands for `counts`. Returns false if the sample was dropped.
+/// Enters the sample of a block, which stands for `counts`. Returns false if the sample was
+/// dropped.
 #[inline(always)]
 fn enter(
     block: *mut u8,
@@ -267,8 +268,8 @@ pub fn lift(block: *mut u8, from: usize) -> Option<Lifted> {
 }
 
 /// Puts a sample back that was lifted from `block`. `resize` says how the block was resized, or is
-/// `None` if the block has not changed. A tracer sees an allocation. `from` and the result are as in
-/// [`freed`].
+/// `None` if the block has not changed. A tracer sees an allocation. `from` and the result are as
+/// in [`freed`].
 #[must_use]
 pub fn put_back(lifted: Lifted, block: *mut u8, resize: Option<Resize>, from: usize) -> *mut u8 {
     let resized = match resize {
@@ -366,8 +367,8 @@ pub(crate) fn note_look(is_done: bool) {
 static IS_WEIGHING: AtomicBool = AtomicBool::new(false);
 
 /// Charges each call stack with the free bytes in slabs that its blocks in use keep. `free_beside`
-/// returns how many bytes a block in the slab of a [`StandIn`] keeps. Forgets earlier charges. Reads
-/// the whole table of blocks.
+/// returns how many bytes a block in the slab of a [`StandIn`] keeps. Forgets earlier charges.
+/// Reads the whole table of blocks.
 ///
 /// Returns false, and does nothing, if there are no records, or if another thread is at it. In the
 /// second case the records may have a part of the charges.
