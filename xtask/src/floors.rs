@@ -78,7 +78,7 @@ pub static FLOORS: [Floors; 5] = [
             &["realloc"],
             &["entry", "data", "scope", "sizes"],
             &["start", "sampled"],
-            &["sampling", "plain", "lost"],
+            &["sampling", "plain", "lost", "fragments"],
             &["gate", "blocks", "counted"],
             &["mode"],
         ],

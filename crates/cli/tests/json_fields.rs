@@ -255,6 +255,8 @@ fn run(words: &str) -> String {
     out
 }
 
+const FRAGMENTS: &str = "heap dump PID --fragmentation --timeout 60 --json";
+
 /// Otherwise a program that reads `--json` could rely on nothing.
 #[test]
 fn fields_of_processes_are_as_documented() {
@@ -285,7 +287,7 @@ fn fields_of_processes_are_as_documented() {
     check(
         &sections,
         "pinfold heap dump",
-        &[run("heap dump PID --json")],
+        &[run("heap dump PID --json"), run(FRAGMENTS)],
     );
     check(&sections, "pinfold heap start", &[ask("heap start PID")]);
     check(&sections, "pinfold heap stop", &[ask("heap stop PID")]);

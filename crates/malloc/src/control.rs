@@ -10,10 +10,12 @@
 
 use crate::changeable::{Changeable, SETTINGS, publish};
 use crate::heap_profile::MAX_INTERVAL;
-use pinfold::internal::heap::sampling;
+use pinfold::internal::heap::{fragments, sampling};
 use pinfold::internal::loader_is_idle;
 use pinfold::internal::profile;
-use pinfold::internal::segment::{Answer, Code, GET, HEAP_START, HEAP_STOP, SET, TRIM};
+use pinfold::internal::segment::{
+    Answer, Code, GET, HEAP_FRAGMENTS, HEAP_START, HEAP_STOP, SET, TRIM,
+};
 use pinfold::internal::show::Server;
 use pinfold::shepherd::{self, Reach};
 use pinfold::slab;
@@ -32,6 +34,7 @@ fn serve(what: u32, argument: u64, reach: Reach) -> Answer {
         GET => get(argument),
         HEAP_START => heap_start(argument, reach),
         HEAP_STOP => heap_stop(),
+        HEAP_FRAGMENTS => heap_fragments(),
         SET.. => set(what, argument),
         _ => Answer::new(Code::Unknown, 0),
     }
@@ -90,6 +93,14 @@ fn heap_stop() -> Answer {
     Answer::new(Code::Refused, 0)
 }
 
+fn heap_fragments() -> Answer {
+    let code = match fragments::look() {
+        true => Code::Done,
+        false => Code::Refused,
+    };
+    Answer::new(code, 0)
+}
+
 fn get(number: u64) -> Answer {
     let setting = usize::try_from(number)
         .ok()
@@ -126,7 +137,7 @@ mod tests {
                 let code = match what {
                     GET if argument < u64::from(settings) => Code::Done,
                     // There is no profile.
-                    HEAP_STOP => Code::Refused,
+                    HEAP_STOP | HEAP_FRAGMENTS => Code::Refused,
                     what if (SET..SET + settings).contains(&what) => Code::Value,
                     _ => Code::Unknown,
                 };

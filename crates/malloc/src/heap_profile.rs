@@ -17,7 +17,7 @@
 
 use core::ffi::{CStr, c_int};
 pub use pinfold::internal::heap::sampling::VARIABLE;
-use pinfold::internal::heap::{self, lost, sampling};
+use pinfold::internal::heap::{self, fragments, lost, sampling};
 use pinfold::internal::profile;
 #[doc(hidden)]
 pub use pinfold::internal::profile::forbid_walks;
@@ -94,7 +94,10 @@ pub fn totals() -> Totals {
 /// # std::fs::remove_file(&path).unwrap();
 /// ```
 pub fn write(path: &CStr) -> bool {
-    profile::has_records() && dump::write(path).map_err(set_errno).is_ok()
+    profile::has_records() && {
+        fragments::look();
+        dump::write(path).map_err(set_errno).is_ok()
+    }
 }
 
 /// Writes the profile to an open file, at the file's position: what [`write`](write()) writes to a
@@ -114,7 +117,10 @@ pub fn write(path: &CStr) -> bool {
 /// # Ok::<(), std::io::Error>(())
 /// ```
 pub fn write_to(file: c_int) -> bool {
-    profile::has_records() && dump::fill(file).map_err(set_errno).is_ok()
+    profile::has_records() && {
+        fragments::look();
+        dump::fill(file).map_err(set_errno).is_ok()
+    }
 }
 
 /// Starts the profile if the environment asks for it.
@@ -128,6 +134,7 @@ pub(crate) fn start_as_asked() {
 pub(crate) fn write_as_asked() {
     if profile::has_records() && env::is_set(FILE_VARIABLE) {
         lost::look();
+        fragments::look();
         dump::write_as_asked();
     }
 }

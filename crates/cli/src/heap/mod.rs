@@ -5,13 +5,13 @@ mod raw;
 pub mod report;
 
 use crate::foreign::{Identity, Unopened, open_regular};
-use crate::live::{Ask, name};
+use crate::live::{Ask, name, patience};
 use crate::output;
 use anyhow::{Context, Result, bail};
 use naming::Subject;
 pub use naming::{PATIENCE, Patience, child_main};
 use pinfold::internal::profile::NoWalks;
-use pinfold::internal::segment::{Code, HEAP_START, HEAP_STOP};
+use pinfold::internal::segment::{Code, HEAP_FRAGMENTS, HEAP_START, HEAP_STOP};
 use pinfold_lab::figures::date;
 use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_malloc::settings::parse_heap_interval;
@@ -106,6 +106,17 @@ struct DumpArgs {
     /// Show everything that was ever allocated, not only what is in use
     #[arg(long)]
     alloc: bool,
+
+    /// Show which call stacks keep free memory in slabs: the free blocks beside their blocks in use
+    ///
+    /// A process is asked to look. It answers when it allocates, as docs/heap-profiles.md explains.
+    #[arg(long, conflicts_with_all = ["alloc", "diff", "output"])]
+    fragmentation: bool,
+
+    /// Seconds to wait for the process's answer, from 0.01 to 60
+    #[arg(long, value_name = "SECONDS", value_parser = patience, default_value = "3")]
+    #[arg(requires = "fragmentation")]
+    timeout: Duration,
 
     /// How many functions to list
     #[arg(long, value_name = "N", default_value_t = 20)]
@@ -273,8 +284,27 @@ fn read(from: &str) -> Result<(Profile, Option<Identity>)> {
     }
 }
 
-fn of_process(pid: u32, patience: impl Into<Patience>) -> Result<Profile> {
+/// Has a process look which call stacks keep free memory in slabs, and returns its profile.
+fn with_fragments(pid: u32, timeout: Duration) -> Result<(Profile, Option<Identity>)> {
+    // Says why there is no profile.
+    raw::of_process(pid)?;
+    match Ask::new(pid, timeout).ask_for(HEAP_FRAGMENTS, 0)?.code() {
+        Some(Code::Done) => {}
+        Some(Code::Refused) => {
+            bail!("process {pid}: it is looking for another command or file just now; try again")
+        }
+        _ => bail!(
+            "process {pid}: its version of Pinfold does not know this request; restart it with this version"
+        ),
+    }
     let (raw, subject) = raw::of_process(pid)?;
+    Ok((named(&raw, subject, PATIENCE), Some(Identity::of_pid(pid))))
+}
+
+fn of_process(pid: u32, patience: impl Into<Patience>) -> Result<Profile> {
+    let (mut raw, subject) = raw::of_process(pid)?;
+    // What the process has told another command is out of date.
+    raw.has_fragments = false;
     Ok(named(&raw, subject, patience))
 }
 
@@ -361,7 +391,16 @@ fn leaks_of(profile: &Profile) -> Leaks {
 }
 
 fn dump(args: &DumpArgs) -> Result<ExitCode> {
-    let (mut profile, process) = read(&args.from)?;
+    let (mut profile, process) = match args.from.parse() {
+        Ok(pid) if pid > 0 && args.fragmentation => with_fragments(pid, args.timeout)?,
+        _ => read(&args.from)?,
+    };
+    if args.fragmentation && !profile.has_fragments {
+        bail!(
+            "{}: it does not say who keeps free memory in slabs; give the number of a process, or a file that a process wrote itself, as by `pinfold run --heap-file`",
+            args.from
+        );
+    }
     let older = match &args.diff {
         Some(old) => Some(subtract(&mut profile, old)?),
         None => None,
@@ -372,6 +411,7 @@ fn dump(args: &DumpArgs) -> Result<ExitCode> {
     }
     let what = match args.alloc {
         true => What::Allocated,
+        false if args.fragmentation => What::Fragments,
         false => What::InUse,
     };
     if let Some(path) = &args.output {

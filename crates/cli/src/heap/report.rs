@@ -37,6 +37,14 @@ fn blocks(objects: f64) -> String {
     }
 }
 
+/// Says how the bytes relate to the blocks.
+fn relation(what: What) -> &'static str {
+    match what {
+        What::Fragments => "beside",
+        _ => "in",
+    }
+}
+
 /// Returns a line that tells lost blocks from reachable ones.
 pub fn lost(profile: &Profile) -> String {
     let totals = profile.totals();
@@ -62,10 +70,11 @@ pub fn summary(profile: &Profile, what: What) -> String {
     let mut lines = Lines::default();
     lines.add(match &profile.older {
         None => format!(
-            "{}: {} {}, in {about}{blocks}",
+            "{}: {} {}, {} {about}{blocks}",
             profile.title,
             bytes(all),
             what.word(),
+            relation(what),
         ),
         Some((old, ..)) => format!(
             "{}: {}{} {} since {old}, in about {blocks}",
@@ -89,6 +98,8 @@ pub fn summary(profile: &Profile, what: What) -> String {
     } else if samples > 0 {
         let deviation = 100.0 * deviation(all, profile.interval as f64);
         let deviation = match (profile.dropped, profile.interval > DEFAULT_INTERVAL) {
+            // It depends on how the blocks lie, so the sums do not tell.
+            _ if what == What::Fragments => String::new(),
             (0, false) => format!("; standard deviation at most about {deviation:.0} %"),
             // Earlier samples may have had a longer interval, so this is no bound.
             (0, true) => format!("; standard deviation about {deviation:.0} %"),
@@ -198,8 +209,9 @@ pub fn stacks(profile: &Profile, what: What, most: usize) -> String {
     let mut text = Lines::default();
     for stack in largest(profile, what, most) {
         text.add(format_args!(
-            "{} in about {} blocks, {}, from:",
+            "{} {} about {} blocks, {}, from:",
             bytes(what.bytes(&stack.values)),
+            relation(what),
             rounded(what.objects(&stack.values), 0),
             what.word(),
         ));
@@ -234,6 +246,7 @@ pub fn json(
             "inuse_objects": values.objects.round() as i64,
             "alloc_bytes": values.allocated_bytes.round() as i64,
             "alloc_objects": values.allocated_objects.round() as i64,
+            "fragment_bytes": profile.has_fragments.then(|| values.fragment_bytes.round() as i64),
         })
     };
     let stacks: Vec<_> = largest(profile, what, most)

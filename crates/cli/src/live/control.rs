@@ -57,7 +57,7 @@ pub struct SetArgs {
     json: bool,
 }
 
-fn patience(text: &str) -> Result<Duration, &'static str> {
+pub fn patience(text: &str) -> Result<Duration, &'static str> {
     let seconds = text.parse().ok().filter(|n| (0.01..=60.0).contains(n));
     seconds
         .map(Duration::from_secs_f64)
@@ -65,6 +65,10 @@ fn patience(text: &str) -> Result<Duration, &'static str> {
 }
 
 impl Ask {
+    pub fn new(pid: u32, timeout: Duration) -> Ask {
+        Ask { pid, timeout }
+    }
+
     pub fn pid(&self) -> u32 {
         self.pid
     }

@@ -18,7 +18,7 @@ pub mod top;
 pub mod vmstat;
 
 pub use calls::Calls;
-pub use control::Ask;
+pub use control::{Ask, patience};
 #[cfg(test)]
 pub use snapshot::tests::{segment, set_call};
 pub use snapshot::{Cache, Snapshot};

@@ -233,6 +233,11 @@ pub fn entry(address: usize) -> u16 {
     unsafe { &*((window + 2 * granule) as *const AtomicU16) }.load(Relaxed)
 }
 
+/// Returns the page map's entry for granule `index`, which is or was part of a run.
+pub(crate) fn entry_at(index: u32) -> u16 {
+    entry(address_of(index) as usize)
+}
+
 /// Describes an address whose [entry] is 0, for the report of a wrong free.
 pub fn describe_unused(address: usize) -> &'static str {
     if holds(address) {

@@ -37,7 +37,9 @@ pub(super) fn allocated_class(class: usize) {
 pub(super) fn freed_class(block: *mut u8, class: usize, from: usize) {
     if mode::reports() {
         if kmalloc::is_sampled(class) {
-            profile::freed(block, from);
+            let stood_in = profile::freed(block, from);
+            // SAFETY: the block stood in for one whose sample is gone.
+            unsafe { kmalloc::release(stood_in) };
         }
         add_counted(Call::free(class % kmalloc::CLASSES), 1);
     }
@@ -52,7 +54,8 @@ pub(super) fn allocated_large(bytes: usize) {
 /// [`profile::freed`].
 pub(super) fn freed_large(block: *mut u8, bytes: usize, from: usize) {
     if mode::reports() {
-        profile::freed(block, from);
+        // A large block has no stand-in.
+        let _ = profile::freed(block, from);
         add_counted(Call::LARGE_FREE, 1);
         add_counted(Call::LARGE_BYTES_FREED, bytes);
     }

@@ -24,7 +24,8 @@
 //! | resizing | `realloc` |
 //! | the entry points; blocks of heaps; sizes | `entry`, `data`, `scope`, `sizes` |
 //! | the first call; unusual blocks | `start`; `sampled` |
-//! | when samples are taken; plain blocks; lost blocks | `sampling`; `plain`; `lost` |
+//! | when samples are taken; plain blocks | `sampling`; `plain` |
+//! | lost blocks; who keeps free blocks | `lost`; `fragments` |
 //! | fast paths; facts and counts of blocks | `gate`; `blocks`, `counted` |
 //! | the words | `mode` |
 
@@ -32,6 +33,7 @@ mod blocks;
 mod counted;
 mod data;
 mod entry;
+pub mod fragments;
 mod gate;
 pub mod lost;
 mod mode;

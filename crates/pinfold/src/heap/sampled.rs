@@ -12,6 +12,9 @@
 //! * A larger block always takes the slow path of free. Once samples were started, this path looks
 //!   every larger block up in the table of sampled blocks.
 //!
+//! In a heap profile, a block of the class *stands in* for each sampled block of a class, so that
+//! the profile knows in which slab the sampled block would lie without it (`fragments`).
+//!
 //! `realloc` in place leaves a sampled block sampled. A run or a huge block that grows in place may
 //! be sampled because of the growth ([`profile::grown`]). A block that moves counts as freed and
 //! allocated.
@@ -20,10 +23,10 @@
 //! block lies outside the arenas, so its free takes the slow path.
 
 use super::gate::{self, alloc_behind};
-use super::mode::{self, GUARD};
+use super::mode::{self, GUARD, PROFILE};
 use super::plain::{self, Ask};
 use super::{blocks, counted};
-use crate::profile::{self, Resize};
+use crate::profile::{self, Resize, StandIn};
 use crate::slab::kmalloc;
 use crate::sys::keep_errno;
 use crate::{arena, guarded, slab};
@@ -86,11 +89,31 @@ pub(super) fn alloc_sampled(ask: Ask, mean: u64, from: usize) -> *mut u8 {
         _ => (block, true),
     };
     if is_known && !block.is_null() {
-        keep_errno(|| profile::allocated(block, ask.size, mean, from));
+        enter(block, ask, mean, from);
     } else if !block.is_null() && what_for & !GUARD != 0 {
         profile::dropped();
     }
     block
+}
+
+/// Enters the sample of a block, with a block that stands in for it.
+// Not inlined, as the function below, so that their variables take no stack where calls go deep.
+#[inline(never)]
+fn enter(block: *mut u8, ask: Ask, mean: u64, from: usize) {
+    let stand_in = match mode::samples() & PROFILE {
+        0 => StandIn::NONE,
+        _ => kmalloc::stand_in(block, mean <= 1),
+    };
+    enter_with(block, ask.size, mean, stand_in, from);
+}
+
+#[inline(never)]
+fn enter_with(block: *mut u8, size: usize, mean: u64, stand_in: StandIn, from: usize) {
+    keep_errno(|| {
+        let unused = profile::allocated(block, size, mean, stand_in, from);
+        // SAFETY: the block came from `stand_in`, and its sample is gone.
+        unsafe { kmalloc::release(unused) };
+    });
 }
 
 /// Allocates a guarded block. Returns null if the block is not to be guarded.
@@ -134,7 +157,7 @@ pub(super) fn made_large(block: *mut u8, size: usize) {
         && let Some(mean) = profile::due(size)
     {
         let from = profile::here();
-        keep_errno(|| profile::allocated(block, size, mean, from));
+        keep_errno(|| profile::allocated(block, size, mean, StandIn::NONE, from));
     }
 }
 
@@ -199,14 +222,15 @@ impl Old {
     #[inline(never)]
     unsafe fn settle(&self, block: *mut u8, moved: *mut u8, size: usize) {
         if moved != block {
-            match self.lifted {
+            let unused = match self.lifted {
                 Some(lifted) if moved.is_null() => {
-                    profile::put_back(lifted, block, None, self.from);
+                    profile::put_back(lifted, block, None, self.from)
                 }
                 Some(lifted) => profile::drop_lifted(lifted),
-                None => {}
-            }
-            return;
+                None => return,
+            };
+            // SAFETY: the block stood in for one whose sample is gone.
+            return unsafe { kmalloc::release(unused) };
         }
         let room = self.room.map(|before| match self.grows {
             // SAFETY: the caller promises that the block is in use.
@@ -215,7 +239,11 @@ impl Old {
         });
         let resize = Resize { size, room };
         match self.lifted {
-            Some(lifted) => profile::put_back(lifted, block, Some(resize), self.from),
+            Some(lifted) => {
+                let unused = profile::put_back(lifted, block, Some(resize), self.from);
+                // SAFETY: as above.
+                unsafe { kmalloc::release(unused) };
+            }
             None => sample_growth(block, resize, self.from),
         }
     }

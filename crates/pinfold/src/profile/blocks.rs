@@ -7,6 +7,7 @@
 
 use super::records::Counts;
 use crate::sys;
+use core::num::NonZero;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize};
@@ -20,9 +21,30 @@ const BUSY: usize = 1;
 /// Stands in place of a record's number if the sample has no record.
 pub(super) const NO_RECORD: u32 = u32::MAX;
 
+/// The block of the size class that stands in for a sampled one: which slab the sampled block would
+/// lie in without the profile.
+#[derive(Clone, Copy, Debug)]
+pub struct StandIn {
+    /// The number of the slab's first granule. (Granule 0 is part of no slab.)
+    pub slab: NonZero<u32>,
+    /// The block that is freed with the sampled one, or null.
+    pub block: *mut u8,
+}
+
+impl StandIn {
+    /// Stands for no slab.
+    pub const NONE: StandIn = StandIn {
+        slab: NonZero::<u32>::MAX,
+        block: null_mut(),
+    };
+}
+
 struct Entry {
     address: AtomicUsize,
     record: AtomicU32,
+    /// The fields of the block's [`StandIn`].
+    slab: AtomicU32,
+    stand_in: AtomicPtr<u8>,
     /// Bytes of the block.
     size: AtomicUsize,
     /// How many blocks the sample stands for, in the fixed point of [`Counts`].
@@ -39,6 +61,10 @@ impl Entry {
             counts: Counts {
                 objects: self.objects.load(Relaxed),
                 bytes: self.bytes.load(Relaxed),
+            },
+            stand_in: StandIn {
+                slab: NonZero::new(self.slab.load(Relaxed)).unwrap_or(NonZero::<u32>::MAX),
+                block: self.stand_in.load(Relaxed),
             },
         }
     }
@@ -77,6 +103,7 @@ pub struct Lifted {
     pub(super) size: usize,
     /// What the sample stands for.
     pub(super) counts: Counts,
+    pub(super) stand_in: StandIn,
 }
 
 /// Enters a block that has no entry. Returns false if no entry is free.
@@ -89,6 +116,8 @@ pub(super) fn insert(block: *mut u8, sample: Lifted) -> bool {
             entry.size.store(sample.size, Relaxed);
             entry.objects.store(sample.counts.objects, Relaxed);
             entry.bytes.store(sample.counts.bytes, Relaxed);
+            entry.slab.store(sample.stand_in.slab.get(), Relaxed);
+            entry.stand_in.store(sample.stand_in.block, Relaxed);
             // Release pairs with the acquire in `remove`.
             entry.address.store(block as usize, Release);
             return true;

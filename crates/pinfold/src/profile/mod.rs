@@ -42,8 +42,8 @@ mod records;
 mod unwinder;
 mod walk;
 
-pub use blocks::Lifted;
 use blocks::NO_RECORD;
+pub use blocks::{Lifted, StandIn};
 pub use countdown::{DEFAULT_INTERVAL, MAX_INTERVAL, due};
 pub use growth::Resize;
 pub use probes::is_watched;
@@ -60,8 +60,9 @@ pub use walk::{NoWalks, callers, no_walks};
 pub use crate::sys::{here, keep_frame};
 
 use crate::sys;
-use core::sync::atomic::AtomicU8;
-use core::sync::atomic::Ordering::{Acquire, Release};
+use core::ptr::null_mut;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicU8};
 
 /// Bytes of the memory that [`start`] takes.
 pub const BYTES: usize = RECORDS_AT + MAX_RECORDS * size_of::<Record>();
@@ -161,10 +162,22 @@ pub fn private_memory() -> Option<Memory> {
 ///
 /// The block was sampled: [`due`] has returned `mean` for this size, and the block has not been
 /// freed. The call stack leaves out what [`callers`] leaves out for `from`.
+///
+/// Returns the block of `stand_in` if the caller is to free it now, or null: the sample was
+/// dropped.
 #[cold]
 #[inline(never)]
-pub fn allocated(block: *mut u8, size: usize, mean: u64, from: usize) {
-    enter(block, size, Counts::of(size, mean), mean, from);
+pub fn allocated(
+    block: *mut u8,
+    size: usize,
+    mean: u64,
+    stand_in: StandIn,
+    from: usize,
+) -> *mut u8 {
+    match enter(block, size, Counts::of(size, mean), mean, stand_in, from) {
+        true => null_mut(),
+        false => stand_in.block,
+    }
 }
 
 /// Notes that a block without a sample has grown in place, with the call stack of this thread.
@@ -173,12 +186,21 @@ pub fn allocated(block: *mut u8, size: usize, mean: u64, from: usize) {
 #[cold]
 #[inline(never)]
 pub fn grown(block: *mut u8, resize: Resize, mean: u64, from: usize) {
-    enter(block, resize.size, resize.sampled(mean), mean, from);
+    let counts = resize.sampled(mean);
+    enter(block, resize.size, counts, mean, StandIn::NONE, from);
 }
 
-/// Enters the sample of a block, which stands for `counts`.
+/// Enters the sample of a block, which stands for `counts`. Returns false if the sample was
+/// dropped.
 #[inline(always)]
-fn enter(block: *mut u8, size: usize, counts: Counts, mean: u64, from: usize) {
+fn enter(
+    block: *mut u8,
+    size: usize,
+    counts: Counts,
+    mean: u64,
+    stand_in: StandIn,
+    from: usize,
+) -> bool {
     let record = if is(RECORDS) {
         record_here(from)
     } else {
@@ -191,6 +213,7 @@ fn enter(block: *mut u8, size: usize, counts: Counts, mean: u64, from: usize) {
                 record,
                 size,
                 counts,
+                stand_in,
             },
         );
         if is_kept {
@@ -205,6 +228,7 @@ fn enter(block: *mut u8, size: usize, counts: Counts, mean: u64, from: usize) {
     }
     countdown::pace(mean);
     records::note_interval();
+    is_kept
 }
 
 /// Counts a sample that was due and could not be taken.
@@ -225,11 +249,11 @@ fn record_here(from: usize) -> Option<u32> {
 /// neighbouring entries of a table.
 ///
 /// The caller still owns the block: the address belongs to no other block yet. `from` is what
-/// [`here`] returned in the allocator's outermost function, for tracers.
-pub fn freed(block: *mut u8, from: usize) {
-    if let Some(lifted) = lift(block, from) {
-        drop_lifted(lifted);
-    }
+/// [`here`] returned in the allocator's outermost function, for tracers. Returns the block that
+/// stood in for this one, for the caller to free, or null.
+#[must_use]
+pub fn freed(block: *mut u8, from: usize) -> *mut u8 {
+    lift(block, from).map_or(null_mut(), drop_lifted)
 }
 
 /// Takes the sample of a block out of the table, for a caller that is about to move or resize the
@@ -244,8 +268,10 @@ pub fn lift(block: *mut u8, from: usize) -> Option<Lifted> {
 }
 
 /// Puts a sample back that was lifted from `block`. `resize` says how the block was resized, or is
-/// `None` if the block has not changed. A tracer sees an allocation. `from` is as in [`freed`].
-pub fn put_back(lifted: Lifted, block: *mut u8, resize: Option<Resize>, from: usize) {
+/// `None` if the block has not changed. A tracer sees an allocation. `from` and the result are as
+/// in [`freed`].
+#[must_use]
+pub fn put_back(lifted: Lifted, block: *mut u8, resize: Option<Resize>, from: usize) -> *mut u8 {
     let resized = match resize {
         Some(resize) => {
             let counts = resize.of_sample(lifted.size, lifted.counts, countdown::interval());
@@ -260,15 +286,18 @@ pub fn put_back(lifted: Lifted, block: *mut u8, resize: Option<Resize>, from: us
     };
     if blocks::insert(block, resized) {
         probes::alloc(block, resized.size, resized.counts.bytes, from);
+        null_mut()
     } else {
-        records::take(resized.record, resized.counts);
         records::dropped();
+        drop_lifted(resized)
     }
 }
 
-/// Notes that the block whose sample was lifted was freed.
-pub fn drop_lifted(lifted: Lifted) {
+/// Notes that the block whose sample was lifted was freed. The result is as in [`freed`].
+#[must_use]
+pub fn drop_lifted(lifted: Lifted) -> *mut u8 {
     records::take(lifted.record, lifted.counts);
+    lifted.stand_in.block
 }
 
 /// Copies the parent's records to private memory, in the child of a fork. Does nothing if the
@@ -276,6 +305,8 @@ pub fn drop_lifted(lifted: Lifted) {
 /// child's PID, because a sandbox may forbid the child to ask for it.
 pub fn in_child(pid: u32) {
     if is(READY) {
+        // Another thread of the parent may have been at it.
+        IS_WEIGHING.store(false, Relaxed);
         walk::in_child();
         countdown::in_child(pid);
         records::in_child(pid);
@@ -300,6 +331,7 @@ pub(crate) fn for_each_in_use(mut f: impl FnMut(InUse)) {
              record,
              size,
              counts,
+             ..
          }| {
             f(InUse {
                 start,
@@ -329,6 +361,30 @@ pub(crate) fn lost(block: &InUse) {
 /// Forgets which blocks were lost. Writes to the head whether lost blocks were looked for.
 pub(crate) fn note_look(is_done: bool) {
     records::note_look(is_done);
+}
+
+/// Whether a thread is in [`weigh_fragments`].
+static IS_WEIGHING: AtomicBool = AtomicBool::new(false);
+
+/// Charges each call stack with the free bytes in slabs that its blocks in use keep. `free_beside`
+/// returns how many bytes a block in the slab of a [`StandIn`] keeps. Forgets earlier charges.
+/// Reads the whole table of blocks.
+///
+/// Returns false, and does nothing, if there are no records, or if another thread is at it. In the
+/// second case the records may have a part of the charges.
+pub(crate) fn weigh_fragments(free_beside: impl Fn(u32) -> f64) -> bool {
+    if !records::is_there() || IS_WEIGHING.swap(true, Acquire) {
+        return false;
+    }
+    records::note_fragments(false);
+    blocks::for_each(|_, sample| {
+        let objects = sample.counts.objects as f64 / Counts::ONE as f64;
+        let bytes = objects * free_beside(sample.stand_in.slab.get());
+        records::keeps_free(sample.record, (bytes + 0.5) as u64);
+    });
+    records::note_fragments(true);
+    IS_WEIGHING.store(false, Release);
+    true
 }
 
 /// Returns the sums over all call stacks. Reads every record.

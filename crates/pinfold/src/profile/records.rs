@@ -30,7 +30,7 @@ pub const RECORDS_AT: usize = 4096;
 /// The value of [`Head::magic`].
 pub const HEAP_MAGIC: u64 = u64::from_le_bytes(*b"PINHEAP\x01");
 /// The version of the layout. A reader refuses other versions.
-pub const HEAP_VERSION: u32 = 2;
+pub const HEAP_VERSION: u32 = 3;
 
 /// The head of the records.
 #[derive(Debug)]
@@ -54,6 +54,9 @@ pub struct Head {
     pub active: AtomicU32,
     /// Whether the process has looked for lost blocks: 1 or 0.
     pub looked: AtomicU32,
+    /// Whether the process has told which call stacks keep free bytes in slabs: 1 or 0.
+    pub weighed: AtomicU32,
+    unused: AtomicU32,
 }
 
 /// A call stack, and the samples of its allocations.
@@ -80,6 +83,9 @@ pub struct Record {
     pub lost_objects: AtomicU64,
     /// The part of `bytes` that was lost then.
     pub lost_bytes: AtomicU64,
+    /// The estimated bytes that were free in the slabs of the blocks in use when the process last
+    /// looked. Each block in use has an equal part of those in its slab.
+    pub fragment_bytes: AtomicU64,
     /// The return addresses of the call stack, innermost first. The innermost are the allocator's
     /// own.
     pub frames: [AtomicU64; FRAMES],
@@ -313,6 +319,27 @@ pub(super) fn note_look(is_done: bool) {
             record.lost_bytes.store(0, Relaxed);
         }
         head.looked.store(u32::from(is_done), Relaxed);
+    }
+}
+
+/// Notes that a sampled block keeps free bytes in slabs.
+pub(super) fn keeps_free(nth: u32, bytes: u64) {
+    if let Some(record) = record(nth) {
+        record.fragment_bytes.fetch_add(bytes, Relaxed);
+    }
+}
+
+/// Forgets which call stacks keep free bytes in slabs, unless `is_done` is true. Writes to the head
+/// whether the process has told this.
+pub(super) fn note_fragments(is_done: bool) {
+    if let Some(head) = head() {
+        for record in (0..USED.load(Relaxed))
+            .filter_map(record)
+            .filter(|_| !is_done)
+        {
+            record.fragment_bytes.store(0, Relaxed);
+        }
+        head.weighed.store(u32::from(is_done), Relaxed);
     }
 }
 

@@ -85,6 +85,9 @@ pub const GET: u32 = 3;
 pub const HEAP_START: u32 = 4;
 /// Asks for the end of the heap profile. The argument is ignored.
 pub const HEAP_STOP: u32 = 5;
+/// Asks which call stacks keep free memory in slabs. The process notes it in its heap profile. The
+/// argument is ignored.
+pub const HEAP_FRAGMENTS: u32 = 6;
 /// Asks for a new value of a setting. The kind is this number plus the setting's. The argument is
 /// the value, and so is the answer's.
 pub const SET: u32 = 16;

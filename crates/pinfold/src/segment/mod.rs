@@ -52,8 +52,8 @@ pub use files::{
     now_ms,
 };
 pub use mailbox::{
-    Answer, Code, Consent, GET, HEAP_START, HEAP_STOP, MAIL_MAGIC, MAIL_VERSION, Mailbox, Posted,
-    Request, SET, TRIM, Taken,
+    Answer, Code, Consent, GET, HEAP_FRAGMENTS, HEAP_START, HEAP_STOP, MAIL_MAGIC, MAIL_VERSION,
+    Mailbox, Posted, Request, SET, TRIM, Taken,
 };
 pub use primitive::SLOTS;
 

@@ -312,6 +312,7 @@ pub fn decode(bytes: &[u8]) -> Result<Profile, ParseError> {
     let [samples, all_samples, dropped] = numbers(&comment(1));
     Ok(Profile {
         has_looked: false,
+        has_fragments: false,
         title: comment(0),
         samples,
         all_samples,

@@ -62,6 +62,8 @@ pub struct Values {
     pub lost_objects: f64,
     /// The part of `bytes` to which none led.
     pub lost_bytes: f64,
+    /// The free bytes that the blocks in use keep in slabs.
+    pub fragment_bytes: f64,
 }
 
 /// What a report counts.
@@ -75,6 +77,8 @@ pub enum What {
     Lost,
     /// What is in use, and a pointer led to then.
     Reachable,
+    /// What is free in the slabs of what is in use.
+    Fragments,
 }
 
 impl What {
@@ -85,13 +89,14 @@ impl What {
             What::Allocated => values.allocated_bytes,
             What::Lost => values.lost_bytes,
             What::Reachable => values.bytes - values.lost_bytes,
+            What::Fragments => values.fragment_bytes,
         }
     }
 
-    /// Returns the blocks that count.
+    /// Returns the blocks that count: for fragments, those that keep them.
     pub fn objects(self, values: &Values) -> f64 {
         match self {
-            What::InUse => values.objects,
+            What::InUse | What::Fragments => values.objects,
             What::Allocated => values.allocated_objects,
             What::Lost => values.lost_objects,
             What::Reachable => values.objects - values.lost_objects,
@@ -102,7 +107,7 @@ impl What {
     pub fn samples(self, profile: &Profile) -> u64 {
         match self {
             What::Allocated => profile.all_samples,
-            What::InUse | What::Lost | What::Reachable => profile.samples,
+            What::InUse | What::Lost | What::Reachable | What::Fragments => profile.samples,
         }
     }
 
@@ -113,6 +118,7 @@ impl What {
             What::Allocated => "allocated",
             What::Lost => "lost",
             What::Reachable => "reachable",
+            What::Fragments => "free in slabs",
         }
     }
 }
@@ -126,6 +132,7 @@ impl Values {
         self.bytes += times * other.bytes;
         self.lost_objects += times * other.lost_objects;
         self.lost_bytes += times * other.lost_bytes;
+        self.fragment_bytes += times * other.fragment_bytes;
     }
 
     /// Returns whether all values are 0, but for rounding.
@@ -160,6 +167,8 @@ pub struct Profile {
     pub dropped: u64,
     /// Whether the process has looked for lost blocks, at its end.
     pub has_looked: bool,
+    /// Whether the process has told who keeps free bytes in slabs.
+    pub has_fragments: bool,
     /// How many samples are in use.
     pub samples: u64,
     /// How many samples were taken.
@@ -304,6 +313,7 @@ impl Profile {
             interval: raw.interval,
             dropped: raw.dropped,
             has_looked: raw.has_looked,
+            has_fragments: raw.has_fragments,
             samples: sum(&|row| row.samples.saturating_sub(row.freed_samples)),
             all_samples: sum(&|row| row.samples),
             time_ns: raw.time_ns,
@@ -467,6 +477,7 @@ fn stack(row: &Row, addresses: &[u64], locations: &[Location], mappings: &[Mappi
             bytes,
             lost_objects: row.lost_objects.min(objects),
             lost_bytes: row.lost_bytes.min(bytes),
+            fragment_bytes: row.fragment_bytes,
         },
     }
 }

@@ -32,6 +32,8 @@ pub struct Row {
     pub lost_objects: f64,
     /// The part of `bytes` to which none led.
     pub lost_bytes: f64,
+    /// The free bytes that the blocks in use keep in slabs.
+    pub fragment_bytes: f64,
 }
 
 /// A heap profile without names.
@@ -47,6 +49,8 @@ pub struct Raw {
     pub dropped: u64,
     /// Whether the process has looked for lost blocks, at its end.
     pub has_looked: bool,
+    /// Whether the process has told who keeps free bytes in slabs.
+    pub has_fragments: bool,
     /// The call stacks.
     pub rows: Vec<Row>,
     /// The process's executable mappings of files, by their addresses. None overlaps another.
@@ -98,6 +102,7 @@ impl Raw {
             interval: word(bytes, offset_of!(Head, interval)).unwrap_or(0).max(1),
             dropped: word(bytes, offset_of!(Head, dropped)).unwrap_or(0),
             has_looked: half(offset_of!(Head, looked)) == 1,
+            has_fragments: half(offset_of!(Head, weighed)) == 1,
             rows,
             mappings,
             time_ns: nanoseconds(SystemTime::now()),
@@ -182,6 +187,7 @@ fn row(bytes: &[u8]) -> Option<Row> {
         freed_bytes: count(offset_of!(Record, freed_bytes))?,
         lost_objects: count(offset_of!(Record, lost_objects))? / one,
         lost_bytes: count(offset_of!(Record, lost_bytes))?,
+        fragment_bytes: count(offset_of!(Record, fragment_bytes))?,
     })
 }
 

@@ -36,9 +36,11 @@
 
 mod checked;
 mod defrag;
+mod fragments;
 
 pub use checked::{any_checks, ends_with_request, fits, is_in_use, requested, set_requested};
 pub use defrag::{defrag, defrag_alloc, defrag_free, defrag_hint};
+pub use fragments::{free_beside, release, stand_in};
 
 use super::descriptor::Descriptor;
 use super::registry::{of_class, of_class_id, pin_by_entry};

@@ -4,8 +4,9 @@
 //! checks. So each call takes a slow path, which asks the profile and tells the sanitizer. The fast
 //! paths of other caches have no instruction for this.
 
+use crate::profile::{self, StandIn};
 use crate::slab::cache::descriptor::Descriptor;
-use crate::{profile, sanitizer, sys};
+use crate::{sanitizer, sys};
 
 impl Descriptor {
     /// Returns whether each object's allocation and free has an observer.
@@ -55,7 +56,9 @@ impl Descriptor {
                 continue;
             }
             if let Some(mean) = profile::due(self.object) {
-                sys::keep_errno(|| profile::allocated(object, self.object, mean, from));
+                sys::keep_errno(|| {
+                    profile::allocated(object, self.object, mean, StandIn::NONE, from)
+                });
             }
         }
     }
@@ -71,7 +74,7 @@ impl Descriptor {
             let from = profile::here();
             objects
                 .iter()
-                .for_each(|&object| profile::freed(object, from));
+                .for_each(|&object| _ = profile::freed(object, from));
         }
     }
 }

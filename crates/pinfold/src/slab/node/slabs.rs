@@ -170,6 +170,18 @@ pub(crate) unsafe fn slab_of<'s>(object: *mut u8) -> &'s Slab {
     unsafe { &*record.cast() }
 }
 
+/// Returns the slab whose first granule is, or was, number `index`. The caller accesses only
+/// atomics, because a thread may make another slab here meanwhile.
+///
+/// # Safety
+///
+/// The granule is or was the first of a slab.
+pub(crate) unsafe fn slab_of_index<'s>(index: u32) -> &'s Slab {
+    // SAFETY: the caller promises that there was a slab's record. The private part stays mapped,
+    // and holds nothing else than slabs' records.
+    unsafe { &*arena::private_at(index).cast() }
+}
+
 impl Slabs {
     pub(crate) const fn new(events: &'static NodeEvents) -> Self {
         Slabs {
