@@ -9,7 +9,7 @@
 //! The slabs of the class are then as without the profile, and the slab of the stand-in is one of
 //! those that such blocks keep.
 
-use super::{CLASSES, alloc_from, class_of_any, class_of_entry, free_class, is_sampled};
+use super::{UNSAMPLED, alloc_from, class_of_any, free_class, is_sampled};
 use super::{of_class, size_of_class};
 use crate::arena;
 use crate::profile::StandIn;
@@ -33,7 +33,7 @@ pub fn stand_in(block: *mut u8, is_alone: bool) -> StandIn {
     if is_alone {
         return in_slab_of(block, null_mut());
     }
-    let class = twin - CLASSES;
+    let class = twin - UNSAMPLED;
     let block = alloc_from(class, size_of_class(class));
     if block.is_null() {
         return StandIn::NONE;
@@ -59,7 +59,7 @@ fn in_slab_of(object: *mut u8, block: *mut u8) -> StandIn {
 /// `block` is that of a [`stand_in`], and is not used any more.
 #[inline(never)]
 pub unsafe fn release(block: *mut u8) {
-    if let Some(class) = class_of_entry(arena::entry(block as usize)) {
+    if let Some(class) = class_of_any(arena::entry(block as usize)) {
         // SAFETY: the page map says that the block is of this class. The caller gives it up.
         unsafe { free_class(block, class) };
     }
