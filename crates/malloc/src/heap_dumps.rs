@@ -48,8 +48,8 @@ pub(crate) struct Moments {
     keep: u32,
 }
 
-/// Parses the variable's value, as `above:512M,peak:10%,every:5m,signal:USR2,keep:4`. Returns `None` for an
-/// invalid value, and for one that names no moment.
+/// Parses the variable's value, as `above:512M,peak:10%,every:5m,signal:USR2,keep:4`. Returns
+/// `None` for an invalid value, and for one that names no moment.
 pub(crate) fn parse(value: &[u8]) -> Option<Moments> {
     let value = str::from_utf8(value)
         .ok()

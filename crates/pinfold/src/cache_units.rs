@@ -45,8 +45,8 @@ pub(crate) const UNSAMPLED: usize = 2 * CLASSES;
 /// have the numbers after those. `kmalloc` counts them as classes from [`UNSAMPLED`] on.
 pub(crate) const ALL_CLASSES: usize = 2 * UNSAMPLED;
 /// The number of classes whose blocks the fast path of `free` frees: all size classes, and the data
-/// classes up to 8208 bytes. One more, and the comparison would take one more instruction on x86-64,
-/// where the operands up to 127 are encoded in one byte.
+/// classes up to 8208 bytes. One more, and the comparison would take one more instruction on
+/// x86-64, where the operands up to 127 are encoded in one byte.
 const FREED_FAST: usize = 128;
 /// The offset of the two words that count bytes down to a heap profile's next sample (`profile`).
 /// They share a cache line with the main sheaves of small classes.

@@ -101,8 +101,8 @@ pub struct Args {
     ///
     /// `above:BYTES` or `above:N%` (of the memory limit) and `every:TIME` write FILE.PID.N. The
     /// newest 8 of these stay, or `keep:N`. `peak:N%` replaces FILE.PID.peak when the memory in use
-    /// is N % above the last peak. `signal:USR1` or `signal:USR2` writes FILE.PID.N when the process
-    /// gets this signal. A thread in the program looks once a second.
+    /// is N % above the last peak. `signal:USR1` or `signal:USR2` writes FILE.PID.N when the
+    /// process gets this signal. A thread in the program looks once a second.
     #[arg(long, value_name = "MOMENTS", requires = "heap_file", value_parser = |value: &str| environment::option(HEAP_DUMP, value))]
     heap_dump: Option<String>,
 
