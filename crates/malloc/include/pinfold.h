@@ -383,7 +383,7 @@ struct pinfold_cache;
  *          cache, throw or longjmp.
  *
  * Returns the cache, or NULL with EINVAL (`name`, a size of 0, `align` or `flags`), E2BIG (`size`),
- * ENOSPC (3,936 caches exist) or ENOMEM.
+ * ENOSPC (3,766 caches exist) or ENOMEM.
  */
 struct pinfold_cache *pinfold_cache_create(const char *name, size_t size, size_t align,
 					   unsigned flags, void (*ctor)(void *));
