@@ -78,10 +78,10 @@ fn role() {
             });
         }
     } else if role == "swings" {
-        let _kept = holds(20 << 20);
+        let _kept = holds(22 << 20);
         let low = resident() + (2 << 20);
         for _ in 0..3 {
-            let more = holds(6 << 20);
+            let more = holds(5 << 20);
             std::thread::sleep(std::time::Duration::from_millis(100));
             drop(more);
             eventually("less memory", || resident() < low);

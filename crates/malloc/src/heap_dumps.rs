@@ -8,8 +8,8 @@
 //!
 //! One thread at a time looks: the one that has written the process's number to `LOOKING`. A child
 //! of a fork may find its parent's number there, which excludes no thread of the child. The thread
-//! that looks owns the other words. If they belong to the parent, it begins anew. Only the signal's
-//! handler sets `SIGNALLED`.
+//! that looks owns the other words. If they belong to the parent, it begins anew. The signal's
+//! handler sets `SIGNALLED` too.
 
 use crate::heap_profile::{self, FILE_VARIABLE, PATH};
 use core::cell::UnsafeCell;
@@ -189,7 +189,8 @@ fn handle(signal: c_int) {
             return;
         }
         action.sa_sigaction = ask as extern "C" fn(c_int) as usize;
-        // The program's system calls go on, and its handler's stack stays free.
+        // Most of the program's system calls go on. Those that wait for events or time end with
+        // EINTR all the same.
         action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
         libc::sigaction(signal, &raw const action, core::ptr::null_mut());
     }
@@ -220,6 +221,7 @@ fn look(reach: Reach) {
             BEGIN.store(coarse_milliseconds(), Relaxed);
             WAS_ABOVE.store(false, Relaxed);
             PEAK.store(0, Relaxed);
+            SIGNALLED.store(false, Relaxed);
         }
         look_alone(asked, own);
     });
@@ -252,6 +254,9 @@ fn look_alone(asked: &Asked, process: libc::pid_t) {
                 let removed = |path: &CStr| kernel::unlink(path).is_ok();
                 with_path(asked, process, format_args!("{old}"), removed);
             }
+        } else if is_signalled {
+            // The next look tries again.
+            SIGNALLED.store(true, Relaxed);
         }
     }
     if limit.is_some_and(|limit| held < limit - limit / FALL) {

@@ -237,6 +237,13 @@ static void resized(void)
 		CHECK(is_data(block, 500) == !token);
 		free(block);
 	}
+	/* So does a block that is as large as a granule or a few. */
+	for (int token = 0; token < 2; token++) {
+		block = grown(data(0, 300000), 300000, 500,
+			      token ? __alloc_token_1_realloc : __alloc_token_0_realloc);
+		CHECK(is_data(block, 500) == !token);
+		free(block);
+	}
 	CHECK(!__alloc_token_0_realloc(data(0, 10), 0));
 	CHECK(!__alloc_token_1_realloc(data(0, 10), 0));
 	CHECK(!__alloc_token_0_reallocarray(NULL, SIZE_MAX / 2, 4) && errno == ENOMEM);

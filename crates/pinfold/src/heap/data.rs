@@ -18,7 +18,8 @@ pub enum Content {
     /// The program says nothing. The block stays with the blocks where it lies.
     Unknown,
     /// The block holds no pointers, or the compiler does not know its type. So a block that lies
-    /// among blocks with pointers stays there.
+    /// among blocks with pointers stays there. A block of 64 KiB and more lies among no others, and
+    /// joins those without pointers when it shrinks.
     Data,
     /// The block may hold pointers. A block that lies among blocks without pointers leaves them.
     Pointers,

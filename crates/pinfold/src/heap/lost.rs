@@ -135,7 +135,8 @@ impl Blocks {
     fn read_page(&mut self, page: Range<usize>) -> Option<()> {
         let at = page.start;
         let entry = arena::entry(at);
-        // Only blocks from before the profile's start lie in other classes.
+        // Only blocks from before the profile's start lie in other classes, and those that stand in
+        // for samples of an earlier, longer interval.
         let is_free_or_block = arena::holds(at)
             && (entry == 0 || kmalloc::class_of_any(entry).is_some_and(kmalloc::is_sampled));
         let own = self.blocks.as_ptr_range();

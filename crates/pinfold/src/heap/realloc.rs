@@ -68,9 +68,11 @@ unsafe fn realloc_any(block: *mut u8, size: usize, content: Content) -> *mut u8 
     if unsafe { resize_in_place(block, size) } {
         return block;
     }
-    let data = match class {
-        Some(_) => is_data && !leaves,
-        None => content == Content::Data,
+    // A block that is alone in its granules lies among no other kind. What it shrinks to lies where
+    // the program says.
+    let data = match whole < GRANULE && class.is_some() {
+        true => is_data && !leaves,
+        false => content == Content::Data,
     };
     // SAFETY: the caller owns `block`, which has `room` bytes.
     unsafe { resize(block, (ALIGN, data), room, size) }

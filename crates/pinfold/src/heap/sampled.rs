@@ -102,7 +102,8 @@ pub(super) fn alloc_sampled(ask: Ask, mean: u64, from: usize) -> *mut u8 {
 fn enter(block: *mut u8, ask: Ask, mean: u64, from: usize) {
     let stand_in = match mode::samples() & PROFILE {
         0 => StandIn::NONE,
-        _ => kmalloc::stand_in(block, mean <= 1),
+        // The sample of a block that is large beside the interval stands for this block alone.
+        _ => kmalloc::stand_in(block, mean <= 1 || ask.size as u64 / 4 >= mean),
     };
     enter_with(block, ask.size, mean, stand_in, from);
 }
@@ -179,22 +180,17 @@ pub(super) unsafe fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *m
     // The block's address may belong to another block as soon as the content has moved, so the
     // sample leaves the table first.
     let lifted = profile::lift(block, from);
-    let grows = class.is_none() && counts_growth();
-    if lifted.is_none() && !grows {
+    let room = match class {
+        Some(_) => Room::OfClass,
+        // SAFETY: the caller promises that the block is in use.
+        None if counts_growth() => Room::Grows(unsafe { usable_size(block) }),
+        None => Room::Fixed,
+    };
+    if lifted.is_none() && !matches!(room, Room::Grows(_)) {
         return f();
     }
-    let before = match grows {
-        // SAFETY: the caller promises that the block is in use.
-        true => unsafe { usable_size(block) },
-        false => 0,
-    };
     let moved = f();
-    let old = Old {
-        lifted,
-        room: class.is_none().then_some(before),
-        grows,
-        from,
-    };
+    let old = Old { lifted, room, from };
     // SAFETY: the caller promises that `f` has resized the block, or left it unchanged.
     unsafe { old.settle(block, moved, size) };
     moved
@@ -203,12 +199,19 @@ pub(super) unsafe fn realloc(block: *mut u8, size: usize, f: impl FnOnce() -> *m
 /// What `realloc` found of a block before it resized the block.
 struct Old {
     lifted: Option<profile::Lifted>,
-    /// Bytes of room of a block outside the size classes. 0 unless `grows` is true.
-    room: Option<usize>,
-    /// Whether growth of the block counts.
-    grows: bool,
+    room: Room,
     /// The frame of [`realloc`].
     from: usize,
+}
+
+/// Whether growth of a block counts.
+enum Room {
+    /// No, because the block is of a size class.
+    OfClass,
+    /// No, because no samples are taken.
+    Fixed,
+    /// Yes. Holds the bytes of room.
+    Grows(usize),
 }
 
 impl Old {
@@ -232,11 +235,12 @@ impl Old {
             // SAFETY: the block stood in for one whose sample is gone.
             return unsafe { kmalloc::release(unused) };
         }
-        let room = self.room.map(|before| match self.grows {
+        let room = match self.room {
+            Room::OfClass => None,
+            Room::Fixed => Some((0, 0)),
             // SAFETY: the caller promises that the block is in use.
-            true => (before, unsafe { usable_size(block) }),
-            false => (0, 0),
-        });
+            Room::Grows(before) => Some((before, unsafe { usable_size(block) })),
+        };
         let resize = Resize { size, room };
         match self.lifted {
             Some(lifted) => {

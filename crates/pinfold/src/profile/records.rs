@@ -329,17 +329,21 @@ pub(super) fn keeps_free(nth: u32, bytes: u64) {
     }
 }
 
-/// Forgets which call stacks keep free bytes in slabs, unless `is_done` is true. Writes to the head
-/// whether the process has told this.
+/// Writes to the head whether the process has told which call stacks keep free bytes in slabs. If
+/// `is_done` is false, then forgets what it has told.
 pub(super) fn note_fragments(is_done: bool) {
-    if let Some(head) = head() {
-        for record in (0..USED.load(Relaxed))
-            .filter_map(record)
-            .filter(|_| !is_done)
-        {
-            record.fragment_bytes.store(0, Relaxed);
-        }
-        head.weighed.store(u32::from(is_done), Relaxed);
+    let Some(head) = head() else {
+        return;
+    };
+    // Release pairs with the acquire of a reader: one that sees 1 also sees the charges.
+    head.weighed.store(u32::from(is_done), Release);
+    if is_done {
+        return;
+    }
+    // A reader that sees one of the zeroes below, and then reads the head again, sees the 0 there.
+    core::sync::atomic::fence(Release);
+    for record in (0..USED.load(Relaxed)).filter_map(record) {
+        record.fragment_bytes.store(0, Relaxed);
     }
 }
 

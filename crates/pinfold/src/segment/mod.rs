@@ -86,7 +86,7 @@ pub const SETTINGS: usize = 8;
 pub const CLASSES: usize = 80;
 
 /// The number of caches that the segment has room for. Caches with higher numbers are not shown.
-pub const CACHES: usize = 512;
+pub const CACHES: usize = 704;
 
 /// The number of counters that the segment has room for.
 pub const COUNTERS: usize = 128;

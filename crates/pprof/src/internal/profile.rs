@@ -391,6 +391,7 @@ impl Profile {
 
     /// Subtracts an older profile. Call stacks that have not changed are left out.
     pub fn subtract(&mut self, old: &Profile) {
+        self.has_fragments &= old.has_fragments;
         let mut places: HashMap<Vec<Line>, usize> = HashMap::new();
         let mut stacks: Vec<Stack> = Vec::new();
         let mut add = |key: Vec<Line>, stack: Stack, times: f64| {

@@ -219,7 +219,10 @@ fn calls_count_for_the_twin_where_the_class_has_no_cache() {
             [data(2), sampled(2), sampled(data(2))],
             [Some(2), None, None],
         ),
-        ([2, ALL_CLASSES - 1, ALL_CLASSES], [Some(2), Some(74), None]),
+        (
+            [2, ALL_CLASSES - 1, ALL_CLASSES],
+            [Some(2), Some(kmalloc::CLASSES - 1), None],
+        ),
     ] {
         let mut snapshot = Snapshot::parse(&segment(1)).unwrap();
         for (cache, nth) in snapshot.caches.iter_mut().zip(nths) {

@@ -34,6 +34,9 @@ pub fn stand_in(block: *mut u8, is_alone: bool) -> StandIn {
         return in_slab_of(block, null_mut());
     }
     let class = twin - UNSAMPLED;
+    if of_class(class).is_some_and(|cache| cache.checks()) {
+        return StandIn::NONE;
+    }
     let block = alloc_from(class, size_of_class(class));
     if block.is_null() {
         return StandIn::NONE;
@@ -68,7 +71,8 @@ pub unsafe fn release(block: *mut u8) {
 /// Returns how many bytes of free blocks a block in slab `slab` keeps, the slab of a stand-in.
 /// Takes no lock, so the number is approximate while other threads allocate and free.
 pub fn free_beside(slab: u32) -> f64 {
-    // If another thread has freed the sampled block, the slab may be another one by now, or none.
+    // If another thread has freed the sampled block, the slab may be another one by now, or none,
+    // or have no block in use.
     let cache = class_of_any(arena::entry_at(slab)).and_then(shared);
     let Some(cache) = cache else {
         return 0.0;
@@ -76,7 +80,10 @@ pub fn free_beside(slab: u32) -> f64 {
     // SAFETY: the granule is or was the first of a slab.
     let used = unsafe { slab_of_index(slab) }.used_now(cache.geometry.per_slab);
     let free = cache.geometry.per_slab.saturating_sub(used);
-    (free * cache.geometry.size) as f64 / used.max(1) as f64
+    match used {
+        0 => 0.0,
+        _ => (free * cache.geometry.size) as f64 / used as f64,
+    }
 }
 
 /// Returns the cache of a class or a twin whose slabs have several blocks, if it does not check
