@@ -69,8 +69,23 @@ impl<A: Word, B: Word> PerCpuPair<A, B> {
             Some((A::from_bits(words.0), B::from_bits(words.1)))
         };
         let known = self.block.get().and_then(load);
-        // The thread may move to a CPU without a unit between the two steps.
-        known.or_else(|| (0..MOVES).find_map(|_| self.prepare().and_then(load)))
+        known.or_else(|| self.read_slow(load))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn read_slow(&self, load: impl Fn(usize) -> Option<(A, B)>) -> Option<(A, B)> {
+        let mut moves = 0;
+        while moves < MOVES {
+            let (offset, cpu) = self.prepare()?;
+            if let Some(pair) = load(offset) {
+                return Some(pair);
+            }
+            // The thread may have moved to a CPU without a unit between the two steps. A unit that
+            // another thread has stopped comes back, however often that happens.
+            moves += usize::from(!await_writer(cpu));
+        }
+        None
     }
 
     /// Stores `new` in this CPU's copy if the copy is `expected`, and returns true.
@@ -107,7 +122,12 @@ impl<A: Word, B: Word> PerCpuPair<A, B> {
             return false;
         }
         let exchange = |offset| Self::exchange(offset, expected, new);
-        (0..MOVES).any(|_| self.prepare().is_some_and(exchange))
+        (0..MOVES).any(|_| {
+            self.prepare().is_some_and(|(offset, cpu)| {
+                await_writer(cpu);
+                exchange(offset)
+            })
+        })
     }
 
     /// Calls `f` with each CPU that has a copy, and with the copy.
@@ -125,15 +145,14 @@ impl<A: Word, B: Word> PerCpuPair<A, B> {
         }
     }
 
+    /// Returns the block's offset and this CPU, which has a unit now.
     #[cold]
     #[inline(never)]
-    fn prepare(&self) -> Option<usize> {
+    fn prepare(&self) -> Option<(usize, usize)> {
         let offset = self
             .block
             .get_or_alloc(SIZE, counter_units::register_fork, |offset| offset)?;
-        let cpu = counter_units::install_here()?;
-        await_writer(cpu);
-        Some(offset)
+        Some((offset, counter_units::install_here()?))
     }
 }
 
