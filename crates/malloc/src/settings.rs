@@ -153,7 +153,7 @@ pub static SETTINGS: [Setting; 17] = [
     },
     Setting {
         name: HEAP_DUMP,
-        values: "moments, as above:90%,peak:10%,every:5m,keep:4",
+        values: "moments, as above:90%,peak:10%,every:5m,signal:USR2,keep:4",
         default: "only at the process's end",
         help: "when a process also writes its heap profile",
         grammar: Grammar::Text(|text| match heap_dumps::parse(text.as_bytes()) {
