@@ -234,8 +234,9 @@ void *pinfold_defrag(void *block);
 /*
  * The two halves of a move, for a program that changes pointers between them: a malloc from the
  * fullest slab of the size, and a free to the block's slab, both past the CPU's cache. Blocks of
- * either may be passed to all functions of this header. Each takes a lock. Errors are those of
- * pinfold_malloc.
+ * either may be passed to all functions of this header. The new block lies among blocks with
+ * pointers, whatever an allocation token said of the old one. pinfold_defrag keeps a block's kind.
+ * Each takes a lock. Errors are those of pinfold_malloc.
  */
 void *pinfold_defrag_malloc(size_t size);
 void pinfold_defrag_free(void *block);

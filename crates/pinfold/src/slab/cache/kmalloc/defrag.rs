@@ -9,7 +9,7 @@
 //! move would get it: the blocks would change places, and no slab would become empty. So a move
 //! takes the new block from the fullest slab of the node, and gives the old one to its slab.
 
-use super::{MAX_CLASS_SIZE, class_of, class_of_entry, of_class};
+use super::{MAX_CLASS_SIZE, class_of, class_of_any, is_sampled, of_class};
 use crate::arena::{self, NodeRequest};
 use crate::segment::{EVENTS, SlabEvent};
 use crate::slab::cache::descriptor::Descriptor;
@@ -93,7 +93,7 @@ pub fn defrag_alloc(size: usize) -> Option<NonNull<u8>> {
 /// The caller owns `block`, which is in use. If the call returns true, `block` is not used any
 /// more.
 pub unsafe fn defrag_free(block: *mut u8) -> bool {
-    let class = class_of_entry(arena::entry(block as usize));
+    let class = unsampled(block);
     let cache = class.and_then(of_class).filter(|cache| shares_slabs(cache));
     cache.is_some_and(|cache| {
         // SAFETY: the caller passes ownership of the block. The page map says that it is of the
@@ -101,6 +101,12 @@ pub unsafe fn defrag_free(block: *mut u8) -> bool {
         unsafe { cache.home(block).give_objects(cache, &[block]) };
         true
     })
+}
+
+/// Returns the class of a block, or its data twin. Returns `None` for a sampled block, and for one
+/// of no class.
+fn unsampled(block: *mut u8) -> Option<usize> {
+    class_of_any(arena::entry(block as usize)).filter(|&class| !is_sampled(class))
 }
 
 /// Returns whether a slab of the cache has several blocks, which the cache does not check.
@@ -114,7 +120,7 @@ fn shares_slabs(cache: &Descriptor) -> bool {
 ///
 /// `block` is null, or a block that is in use and stays in use during the call.
 unsafe fn sparse(block: *mut u8) -> Option<(&'static Descriptor, &'static Node)> {
-    let cache = of_class(class_of_entry(arena::entry(block as usize))?);
+    let cache = of_class(unsampled(block)?);
     let cache = cache.filter(|cache| shares_slabs(cache))?;
     let per_slab = cache.geometry.per_slab;
     // SAFETY: the page map says that the block lies in a slab of the cache. The slab stays as long
@@ -132,4 +138,21 @@ unsafe fn sparse(block: *mut u8) -> Option<(&'static Descriptor, &'static Node)>
     let elsewhere = free.saturating_sub(per_slab - used);
     let helps = used < per_slab && used * slabs <= all_used && used <= elsewhere;
     helps.then_some((cache, node))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{alloc_from, data, init};
+    use super::*;
+
+    #[test]
+    fn a_data_block_of_any_size_goes_to_its_slab() {
+        assert!(init());
+        for size in [100, 10_000, 40_000] {
+            let block = alloc_from(data(class_of(size)), size);
+            assert!(!block.is_null());
+            // SAFETY: the block was allocated above, and is not used any more.
+            assert!(unsafe { defrag_free(block) }, "{size}");
+        }
+    }
 }
