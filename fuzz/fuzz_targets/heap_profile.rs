@@ -17,7 +17,7 @@ fuzz_target!(|data: &[u8]| {
     let read = pprof::decode(&pprof::encode(&profile)).expect("what was written");
     assert_eq!(read.stacks.len(), profile.stacks.len());
     assert_eq!(read.locations.len(), profile.locations.len());
-    for what in [What::InUse, What::Allocated] {
+    for what in [What::InUse, What::Allocated, What::Fragments] {
         let picture = Picture {
             what,
             subtitle: None,

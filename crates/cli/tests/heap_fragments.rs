@@ -89,6 +89,13 @@ fn object(words: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
+/// Asks a process which call stacks keep free bytes.
+#[track_caller]
+fn fragmentation(pid: &str) -> Value {
+    let words = ["heap", "dump", pid, "--fragmentation", "--timeout", "60"];
+    object(&[&words[..], &["--json"]].concat())
+}
+
 /// Returns the free bytes that all call stacks keep, and those of functions with a name in `names`.
 fn kept_free(report: &Value, names: &[&str]) -> (f64, f64) {
     let bytes = |values: &Value| values["fragment_bytes"].as_f64().unwrap();
@@ -131,15 +138,7 @@ fn the_blocks_that_stay_are_charged_with_what_is_free_beside_them() {
     let program = start("waits");
     let pid = program.pid();
     let free = free_in_slabs(&pid);
-    let report = object(&[
-        "heap",
-        "dump",
-        &pid,
-        "--fragmentation",
-        "--timeout",
-        "60",
-        "--json",
-    ]);
+    let report = fragmentation(&pid);
     let (all, spread) = kept_free(&report, &["spreads"]);
     // One standard deviation is 5 %: some 480 blocks that stay are sampled.
     assert!((0.7 * free..1.3 * free).contains(&all), "{all} of {free}");
@@ -147,9 +146,9 @@ fn the_blocks_that_stay_are_charged_with_what_is_free_beside_them() {
     let (_, others) = kept_free(&report, &["packs", "transient"]);
     assert!(others < 0.1 * all, "{others} of {all}");
 
-    let output = pinfold(&["heap", "dump", &pid, "--fragmentation", "--timeout", "60"]);
-    assert_has(&text(&output.stdout), &["free in slabs, beside about"]);
     let words = ["heap", "dump", &pid, "--fragmentation", "--timeout", "60"];
+    let output = pinfold(&words);
+    assert_has(&text(&output.stdout), &["free in slabs, beside about"]);
     let output = pinfold(&[&words[..], &["--flame", "-"]].concat());
     assert_has(&text(&output.stdout), &["bytes free in slabs"]);
     // Without a request, the command does not show what the process told another command.
@@ -161,15 +160,7 @@ fn the_blocks_that_stay_are_charged_with_what_is_free_beside_them() {
 fn blocks_of_slabs_that_are_full_again_keep_nothing_free() {
     let program = start("is replaced");
     let pid = program.pid();
-    let report = object(&[
-        "heap",
-        "dump",
-        &pid,
-        "--fragmentation",
-        "--timeout",
-        "60",
-        "--json",
-    ]);
+    let report = fragmentation(&pid);
     let (_, free) = kept_free(&report, &["transient"]);
     assert!(free < 4e6, "{free}");
 }

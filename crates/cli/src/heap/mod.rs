@@ -288,16 +288,16 @@ fn read(from: &str) -> Result<(Profile, Option<Identity>)> {
 fn with_fragments(pid: u32, timeout: Duration) -> Result<(Profile, Option<Identity>)> {
     // Says why there is no profile.
     raw::of_process(pid)?;
-    match Ask::new(pid, timeout).ask_for(HEAP_FRAGMENTS, 0)?.code() {
-        Some(Code::Done) => {}
-        Some(Code::Refused) => {
-            bail!("process {pid}: it is looking for another command or file just now; try again")
-        }
-        _ => bail!(
+    let answer = Ask::new(pid, timeout).ask_for(HEAP_FRAGMENTS, 0)?;
+    if !matches!(answer.code(), Some(Code::Done | Code::Refused)) {
+        bail!(
             "process {pid}: its version of Pinfold does not know this request; restart it with this version"
-        ),
+        );
     }
     let (raw, subject) = raw::of_process(pid)?;
+    if answer.code() == Some(Code::Refused) || !raw.has_fragments {
+        bail!("process {pid}: it is looking for another command or file just now; try again");
+    }
     Ok((named(&raw, subject, PATIENCE), Some(Identity::of_pid(pid))))
 }
 

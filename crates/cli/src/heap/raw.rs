@@ -4,9 +4,10 @@ use super::naming::Subject;
 use crate::foreign::{Content, Mapping, Process};
 use crate::live::{Source, Unreadable, memory_file, own_file};
 use anyhow::{Context, Result, bail};
-use pinfold::internal::profile::BYTES;
+use pinfold::internal::profile::{BYTES, Head};
 use pinfold_pprof::internal::raw::{Raw, mapped};
 use std::io::{self, ErrorKind};
+use std::mem::offset_of;
 
 /// How the kernel names the file of a running process.
 const LINK: &[u8] = b"/memfd:pinfold-heap (deleted)";
@@ -30,7 +31,7 @@ pub fn of_process(pid: u32) -> Result<(Raw, Subject)> {
         }
         Err(error) => return Err(error).with_context(process),
     };
-    let bytes = content.read(0, BYTES).with_context(process)?;
+    let bytes = read_between_looks(&content).with_context(process)?;
     let maps = observed.maps().map_err(Unreadable::from);
     let (program, mappings) = mapped(maps.with_context(process)?).with_context(process)?;
     let mut raw = Raw::parse(&bytes).with_context(process)?;
@@ -42,6 +43,24 @@ pub fn of_process(pid: u32) -> Result<(Raw, Subject)> {
         started: observed.started(),
     };
     Ok((raw, subject))
+}
+
+/// Reads a profile. Reads it again if the process has begun or ended a look at its slabs meanwhile.
+/// If that happens each time, the profile does not say who keeps free bytes.
+fn read_between_looks(content: &Content) -> io::Result<Vec<u8>> {
+    const LOOKS: usize = offset_of!(Head, weighed);
+    let number = LOOKS..LOOKS + 4;
+    let mut bytes = Vec::new();
+    for _ in 0..3 {
+        bytes = content.read(0, BYTES)?;
+        if bytes.get(number.clone()) == Some(&content.read(LOOKS as u64, 4)?) {
+            return Ok(bytes);
+        }
+    }
+    if let Some(number) = bytes.get_mut(number) {
+        number.fill(0);
+    }
+    Ok(bytes)
 }
 
 /// The profile of a process that may end at any time.

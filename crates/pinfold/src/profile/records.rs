@@ -19,7 +19,7 @@ use super::math;
 use crate::sys;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, fence};
 
 /// The most frames of a call stack that a record keeps.
 pub const FRAMES: usize = 64;
@@ -54,7 +54,9 @@ pub struct Head {
     pub active: AtomicU32,
     /// Whether the process has looked for lost blocks: 1 or 0.
     pub looked: AtomicU32,
-    /// Whether the process has told which call stacks keep free bytes in slabs: 1 or 0.
+    /// How many times a look at who keeps free bytes in slabs began or ended: odd during one, 0 if
+    /// there was none. A reader that finds the same even number before and after it has read the
+    /// records has the charges of one look.
     pub weighed: AtomicU32,
     unused: AtomicU32,
 }
@@ -329,19 +331,23 @@ pub(super) fn keeps_free(nth: u32, bytes: u64) {
     }
 }
 
-/// Writes to the head whether the process has told which call stacks keep free bytes in slabs. If
-/// `is_done` is false, then forgets what it has told.
+/// Notes in the head that a look at who keeps free bytes in slabs begins, or that it `is_done`.
+/// When it begins, forgets what the last one found.
 pub(super) fn note_fragments(is_done: bool) {
     let Some(head) = head() else {
         return;
     };
-    // Release pairs with the acquire of a reader: one that sees 1 also sees the charges.
-    head.weighed.store(u32::from(is_done), Release);
+    let next = head.weighed.load(Relaxed).wrapping_add(1);
     if is_done {
+        // Release, for a reader that sees the even number: it also sees the charges.
+        head.weighed.store(next & !1, Release);
         return;
     }
-    // A reader that sees one of the zeroes below, and then reads the head again, sees the 0 there.
-    core::sync::atomic::fence(Release);
+    // The number may be odd already, in the child of a fork during a look.
+    head.weighed.store(next | 1, Relaxed);
+    // A reader that sees one of the zeroes below, and then reads the number again, sees the odd one
+    // or a later one.
+    fence(Release);
     for record in (0..USED.load(Relaxed)).filter_map(record) {
         record.fragment_bytes.store(0, Relaxed);
     }

@@ -96,13 +96,14 @@ impl Raw {
         // The text may be damaged, or be cut in the middle of a line.
         let maps = lines.filter_map(|line| Mapping::parse(line).map(Ok));
         let Ok((program, mappings)) = mapped::<Infallible>(maps);
+        let looks = half(offset_of!(Head, weighed));
         let raw = Raw {
             pid: half(offset_of!(Head, pid)),
             program,
             interval: word(bytes, offset_of!(Head, interval)).unwrap_or(0).max(1),
             dropped: word(bytes, offset_of!(Head, dropped)).unwrap_or(0),
             has_looked: half(offset_of!(Head, looked)) == 1,
-            has_fragments: half(offset_of!(Head, weighed)) == 1,
+            has_fragments: looks != 0 && looks % 2 == 0,
             rows,
             mappings,
             time_ns: nanoseconds(SystemTime::now()),
