@@ -64,7 +64,8 @@ extern "C" fn alloc_missed(size: usize) -> *mut u8 {
     plain::alloc(Ask::data(size))
 }
 
-/// Allocates from the heap of the thread's scope, or if there is none, as [`alloc_unusual`].
+/// Allocates from the heap of the thread's scope. A thread without a scope allocates by
+/// [`alloc_unusual`].
 #[inline(never)]
 extern "C" fn alloc_in_scope(size: usize) -> *mut u8 {
     match scope::alloc_ask(Ask::data(size)) {

@@ -23,11 +23,12 @@
 //! descriptor.
 //!
 //! Each class has three *twins*, which have caches of their own. So the page map distinguishes
-//! their blocks. The cache of a twin is made when the twin is first used.
+//! their blocks, and blocks of different twins share no slab. The cache of a twin is made when the
+//! twin is first used.
 //!
 //! | twin | number | blocks |
 //! |---|---|---|
-//! | [`data`] | [`CLASSES`] + c | hold no pointers, as the program says: they share no slab with others |
+//! | [`data`] | [`CLASSES`] + c | hold no pointers, as the program says |
 //! | [`sampled`] | 2·`CLASSES` + c | a heap profile follows them |
 //! | `sampled(data)` | 3·`CLASSES` + c | both |
 //!
