@@ -4,7 +4,7 @@ use super::calls::Calls;
 use pinfold::internal::kmalloc;
 use pinfold::internal::segment::{
     CACHES, COUNTERS, CacheRow, CounterKind, CounterRow, EVENTS, ISOLATED, IsolatedRow, MAGIC,
-    NODES, NodeEvents, NodeMemory, SETTINGS, Segment, SlabEvent, VERSION,
+    NODES, NodeEvents, NodeMemory, SETTINGS, SPLITS, Segment, SlabEvent, SplitRow, VERSION,
 };
 use pinfold::vmstat::Item;
 use std::fmt;
@@ -215,6 +215,8 @@ struct Head {
     events_at: usize,
     counters: usize,
     counters_at: usize,
+    splits: usize,
+    splits_at: usize,
     units: usize,
     units_at: usize,
     unit_bytes: usize,
@@ -237,6 +239,7 @@ impl Head {
         };
         let caches = most(offset_of!(Segment, caches), CACHES)?;
         let counters = most(offset_of!(Segment, counters), COUNTERS)?;
+        let splits = most(offset_of!(Segment, splits), SPLITS)?;
         Ok(Head {
             nodes: most(offset_of!(Segment, nodes), NODES)?,
             memory_at: bytes.place(offset_of!(Segment, memory_at))?,
@@ -247,6 +250,8 @@ impl Head {
                 .place(offset_of!(Segment, counters_used))?
                 .min(counters),
             counters_at: bytes.place(offset_of!(Segment, counters_at))?,
+            splits: bytes.place(offset_of!(Segment, splits_used))?.min(splits),
+            splits_at: bytes.place(offset_of!(Segment, splits_at))?,
             units: most(offset_of!(Segment, units), UNITS)?,
             units_at: bytes.place(offset_of!(Segment, units_at))?,
             unit_bytes: bytes.place(offset_of!(Segment, unit_bytes))?,
@@ -260,7 +265,8 @@ impl Head {
         const MOST: usize = HEAD
             + NODES * size_of::<NodeMemory>()
             + CACHES * (size_of::<CacheRow>() + NODES * size_of::<NodeEvents>())
-            + COUNTERS * size_of::<CounterRow>();
+            + COUNTERS * size_of::<CounterRow>()
+            + SPLITS * size_of::<SplitRow>();
         let parts = [
             (self.memory_at, self.nodes * size_of::<NodeMemory>()),
             (self.caches_at, self.caches * size_of::<CacheRow>()),
@@ -269,6 +275,7 @@ impl Head {
                 self.caches * self.nodes * size_of::<NodeEvents>(),
             ),
             (self.counters_at, self.counters * size_of::<CounterRow>()),
+            (self.splits_at, self.splits * size_of::<SplitRow>()),
         ];
         let ends = parts.map(|(start, size)| start.saturating_add(size));
         let end = ends.into_iter().max().unwrap_or(0).max(HEAD);
@@ -332,6 +339,12 @@ impl Snapshot {
             })
         };
         let caches = (0..head.caches).map(|nth| Cache::parse(bytes, head, nth));
+        let mut caches: Vec<Cache> = caches
+            .filter_map(Result::transpose)
+            .collect::<Result<_, _>>()?;
+        for nth in 0..head.splits {
+            add_split(bytes, head, nth, &mut caches)?;
+        }
         let counters = (0..head.counters).map(|nth| Counter::parse(bytes, head, nth));
         Ok(Snapshot {
             pid: bytes.half(offset_of!(Segment, pid))?,
@@ -346,9 +359,7 @@ impl Snapshot {
             shepherd: Shepherd::parse(bytes)?,
             page_size: u64::from(bytes.half(offset_of!(Segment, page_size))?),
             nodes: (0..head.nodes).map(memory).collect::<Result<_, _>>()?,
-            caches: caches
-                .filter_map(Result::transpose)
-                .collect::<Result<_, _>>()?,
+            caches,
             counters: counters
                 .filter_map(Result::transpose)
                 .collect::<Result<_, _>>()?,
@@ -416,6 +427,37 @@ impl Counter {
     }
 }
 
+/// Reads the events whose words begin at `at`.
+fn events(bytes: &Bytes<'_>, at: usize) -> Result<[u64; EVENTS], Refused> {
+    let mut counts = [0; EVENTS];
+    for (event, count) in counts.iter_mut().enumerate() {
+        *count = bytes.word(at + 8 * event)?;
+    }
+    Ok(counts)
+}
+
+/// Adds the events of row `nth` of the split caches' parts to those of its cache and node. Leaves
+/// out a row that no part has, or whose cache has no row.
+fn add_split(
+    bytes: &Bytes<'_>,
+    head: &Head,
+    nth: usize,
+    caches: &mut [Cache],
+) -> Result<(), Refused> {
+    let row = bytes.element(head.splits_at, nth, size_of::<SplitRow>())?;
+    let cache = bytes.half(row + offset_of!(SplitRow, cache))? as usize;
+    let node = bytes.half(row + offset_of!(SplitRow, node))? as usize;
+    let mut caches = caches.iter_mut();
+    let cache = caches.find(|found| Some(found.nth) == cache.checked_sub(1));
+    if let Some(counts) = cache.and_then(|cache| cache.nodes.get_mut(node)) {
+        let more = events(bytes, row + offset_of!(SplitRow, events))?;
+        for (count, more) in counts.iter_mut().zip(more) {
+            *count = count.wrapping_add(more);
+        }
+    }
+    Ok(())
+}
+
 impl Cache {
     /// Reads row `nth`. Returns `None` if no cache has the row. If another cache got the row while
     /// the bytes were copied, the name or the counts may be those of the old cache.
@@ -426,17 +468,13 @@ impl Cache {
             return Ok(None);
         }
         let name = bytes.name(row + offset_of!(CacheRow, name));
-        let events = |node| {
+        let counts = |node| {
             let at = nth
                 .checked_mul(head.nodes)
                 .and_then(|at| at.checked_add(node));
             let size = size_of::<NodeEvents>();
             let at = bytes.element(head.events_at, at.ok_or(Refused::Broken)?, size)?;
-            let mut counts = [0; EVENTS];
-            for (event, count) in counts.iter_mut().enumerate() {
-                *count = bytes.word(at + 8 * event)?;
-            }
-            Ok(counts)
+            events(bytes, at)
         };
         Ok(Some(Cache {
             nth,
@@ -446,7 +484,7 @@ impl Cache {
             per_slab: field(offset_of!(CacheRow, per_slab))?,
             slab: field(offset_of!(CacheRow, slab))?,
             sheaf_capacity: field(offset_of!(CacheRow, sheaf_capacity))?,
-            nodes: (0..head.nodes).map(events).collect::<Result<_, _>>()?,
+            nodes: (0..head.nodes).map(counts).collect::<Result<_, _>>()?,
         }))
     }
 

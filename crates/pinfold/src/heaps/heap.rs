@@ -250,7 +250,7 @@ impl Heap {
         let (mut free, mut slabs) = (0, 0);
         self.state.for_each_cache(|cache| {
             let size = cache.geometry.size;
-            for node in cache.nodes() {
+            for node in cache.parts() {
                 let (count, in_use) = node.count_and_in_use(cache);
                 slabs += count * cache.geometry.granules * arena::GRANULE;
                 free += (count * cache.geometry.per_slab).saturating_sub(in_use) * size;
@@ -294,9 +294,7 @@ impl Heap {
     pub fn shrink(&self) -> Result<(), FenceError> {
         let drained = self.state.drain();
         self.state.for_each_cache(|cache| {
-            cache.nodes().iter().for_each(|node| {
-                node.shrink(cache);
-            });
+            cache.shrink();
         });
         drained
     }

@@ -393,7 +393,7 @@ fn granules_of(ask: Ask) -> usize {
 
 /// Gives a cache's barns and empty slabs back to the arena.
 fn give_all(cache: &Descriptor) {
-    cache.nodes().iter().for_each(|node| node.give_all(cache));
+    cache.give_all();
 }
 
 /// Returns the number of the heap that `entry`, an entry of the page map, belongs to, or 0.

@@ -14,7 +14,9 @@
 //!    row by row.
 //! 5. From [`Segment::counters_at`] on, [`COUNTERS`] times a [`CounterRow`]: the counters that the
 //!    program shows by name ([`show`]).
-//! 6. In a process that counts every call, from [`Segment::units_at`] on: the beginnings of the
+//! 6. From [`Segment::splits_at`] on, [`SPLITS`] times a [`SplitRow`]: the events of caches that
+//!    have a part for each CPU.
+//! 7. In a process that counts every call, from [`Segment::units_at`] on: the beginnings of the
 //!    process's per-CPU units, one for each CPU (or concurrency id), and the one that all CPUs
 //!    share.
 //!
@@ -77,7 +79,7 @@ use pinfold_rseq::{Backend, Index, backend};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
 
 /// The version of the layout. A reader refuses other versions.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// The number of settings that the segment has room for.
 pub const SETTINGS: usize = 8;
@@ -90,6 +92,10 @@ pub const CACHES: usize = 704;
 
 /// The number of counters that the segment has room for.
 pub const COUNTERS: usize = 128;
+
+/// The number of parts of split caches that the segment has room for. The events of any others are
+/// not shown.
+pub const SPLITS: usize = 1024;
 
 /// The number of isolated CPUs that the segment has room for.
 pub const ISOLATED: usize = 64;
@@ -153,6 +159,12 @@ pub struct Segment {
     pub counters: AtomicU32,
     /// How many of the first of these rows were ever used.
     pub counters_used: AtomicU32,
+    /// Where in the segment the [`SplitRow`]s begin.
+    pub splits_at: AtomicU32,
+    /// How many [`SplitRow`]s there are.
+    pub splits: AtomicU32,
+    /// How many of the first of these rows were ever used.
+    pub splits_used: AtomicU32,
     /// When the rows were written last, in nanoseconds of `CLOCK_REALTIME`.
     pub counted_ns: AtomicU64,
     /// The bytes mapped for the allocator's own structures, without the CPUs' units of counters.
@@ -229,6 +241,18 @@ pub struct CacheRow {
     pub sheaf_capacity: AtomicU32,
 }
 
+/// The events of one part of a split cache, besides those of the first part on each node.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct SplitRow {
+    /// The events, which count as the cache's on the node.
+    pub events: NodeEvents,
+    /// The number of the cache's row plus 1, or 0 if no part has this row.
+    pub cache: AtomicU32,
+    /// The node.
+    pub node: AtomicU32,
+}
+
 /// One counter that the program shows by name.
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -266,6 +290,8 @@ pub struct Parts {
     pub events: usize,
     /// See [`Segment::counters_at`].
     pub counters: usize,
+    /// See [`Segment::splits_at`].
+    pub splits: usize,
     /// Where the last part ends.
     pub end: usize,
     /// How many nodes there are.
@@ -281,12 +307,15 @@ impl Parts {
         let events =
             (caches + CACHES * size_of::<CacheRow>()).next_multiple_of(align_of::<NodeEvents>());
         let counters = events + CACHES * nodes * size_of::<NodeEvents>();
+        let splits = (counters + COUNTERS * size_of::<CounterRow>())
+            .next_multiple_of(align_of::<SplitRow>());
         Parts {
             memory,
             caches,
             events,
             counters,
-            end: counters + COUNTERS * size_of::<CounterRow>(),
+            splits,
+            end: splits + SPLITS * size_of::<SplitRow>(),
             nodes,
         }
     }
@@ -303,6 +332,8 @@ impl Segment {
         self.events_at.store(parts.events as u32, Relaxed);
         self.counters_at.store(parts.counters as u32, Relaxed);
         self.counters.store(COUNTERS as u32, Relaxed);
+        self.splits_at.store(parts.splits as u32, Relaxed);
+        self.splits.store(SPLITS as u32, Relaxed);
         self.nodes.store(parts.nodes as u32, Relaxed);
         self.page_size.store(sys::page_size() as u32, Relaxed);
         let code = match backend() {
@@ -400,6 +431,41 @@ pub(crate) fn row(nth: usize) -> Option<(&'static CacheRow, &'static [NodeEvents
             &*row.cast(),
             core::slice::from_raw_parts(events.cast(), parts.nodes),
         ))
+    }
+}
+
+/// Returns the rows of split caches' parts, or none if there is no segment.
+pub(crate) fn split_rows() -> &'static [SplitRow] {
+    match part(Parts::here().splits) {
+        // SAFETY: the segment has `SPLITS` rows here, and stays mapped. All words are atomics.
+        Some(rows) => unsafe { core::slice::from_raw_parts(rows.cast(), SPLITS) },
+        None => &[],
+    }
+}
+
+/// Gives a row to a part of the cache at position `nth`. Returns its words, or `None` if there is
+/// no segment, or no row left.
+pub(crate) fn claim_split_row(nth: usize, node: usize) -> Option<&'static NodeEvents> {
+    let claim = |row: &SplitRow| {
+        let claimed = row
+            .cache
+            .compare_exchange(0, nth as u32 + 1, Relaxed, Relaxed);
+        claimed.is_ok()
+    };
+    let rows = split_rows();
+    let at = rows.iter().position(claim)?;
+    current()?.splits_used.fetch_max(at as u32 + 1, Relaxed);
+    rows[at].node.store(node as u32, Relaxed);
+    Some(&rows[at].events)
+}
+
+/// Takes the rows back from the parts of the cache at position `nth`, which count there no more.
+pub(crate) fn give_split_rows(nth: usize) {
+    let used = current().map_or(0, |segment| segment.splits_used.load(Relaxed) as usize);
+    let rows = split_rows().iter().take(used);
+    for row in rows.filter(|row| row.cache.load(Relaxed) == nth as u32 + 1) {
+        row.events.clear();
+        row.cache.store(0, Relaxed);
     }
 }
 

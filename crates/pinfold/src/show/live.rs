@@ -33,7 +33,7 @@
 use super::memory::{File, HIGH, limit, map, map_private, unmap};
 use super::{announce, begin, server};
 use crate::segment::{
-    self, Answer, CacheRow, Code, Consent, Mailbox, NodeEvents, Parts, Segment, Taken,
+    self, Answer, CacheRow, Code, Consent, Mailbox, NodeEvents, Parts, Segment, SplitRow, Taken,
 };
 use crate::shepherd;
 use crate::sys::{coarse_milliseconds, keep_errno, uncancelled};
@@ -177,13 +177,15 @@ fn copy(from: *const u8, to: *mut u8, parts: Parts) {
     // SAFETY: the mapping begins with a segment's head.
     let head = unsafe { &*from.cast::<Segment>() };
     let used = (head.caches_used.load(Relaxed) as usize).min(segment::CACHES);
+    let splits = (head.splits_used.load(Relaxed) as usize).min(segment::SPLITS);
     let ranges = [
         (8, parts.caches + used * size_of::<CacheRow>() - 8),
         (parts.events, used * parts.nodes * size_of::<NodeEvents>()),
+        (parts.splits, splits * size_of::<SplitRow>()),
     ];
     for (at, bytes) in ranges {
         for at in (at..at + bytes).step_by(8) {
-            // SAFETY: both ranges end before `parts.end`, and begin and end at multiples of 8. All
+            // SAFETY: all ranges end before `parts.end`, and begin and end at multiples of 8. All
             // accesses to the words are atomic.
             unsafe {
                 let word = (*from.add(at).cast::<AtomicU64>()).load(Relaxed);

@@ -37,8 +37,7 @@ fn visit_pending(visit: &mut dyn FnMut(&Word)) {
 
 fn visit_nodes(visit: &mut dyn FnMut(&Word)) {
     registry::for_each(|cache| {
-        let nodes = cache.nodes().iter();
-        nodes.for_each(|node| visit(node.stock.word()));
+        cache.parts().for_each(|part| visit(part.stock.word()));
     });
 }
 

@@ -86,6 +86,35 @@ fn events_of_all_nodes_are_added_up() {
 }
 
 #[test]
+fn events_of_a_split_cache_s_parts_are_added() {
+    let mut bytes = segment(0);
+    set_event(&mut bytes, 3, 1, SlabEvent::Refilled, 50);
+    let rows = bytes.len().next_multiple_of(64);
+    // The row of a part on node 1, a free row, one of a cache without a row, and one of no node.
+    let parts = [(4, 1), (0, 1), (CACHES + 9, 0), (4, NODES)];
+    bytes.resize(rows + parts.len() * size_of::<SplitRow>(), 0);
+    for (nth, (cache, node)) in parts.into_iter().enumerate() {
+        let row = rows + nth * size_of::<SplitRow>();
+        set(&mut bytes, row + offset_of!(SplitRow, cache), cache);
+        set(&mut bytes, row + offset_of!(SplitRow, node), node);
+        let events = row + offset_of!(SplitRow, events);
+        set(&mut bytes, events + 8 * SlabEvent::Refilled.index(), 7);
+    }
+    for (at, value) in [
+        (offset_of!(Segment, splits_at), rows),
+        (offset_of!(Segment, splits), parts.len()),
+        (offset_of!(Segment, splits_used), parts.len()),
+    ] {
+        set(&mut bytes, at, value);
+    }
+    let caches = Snapshot::parse(&bytes).unwrap().caches;
+    let refilled: Vec<_> = caches.iter().map(Cache::refilled).collect();
+    assert_eq!(refilled, [0, 0, 0, 57, 0, 0]);
+    bytes.truncate(rows + 60);
+    assert!(Snapshot::parse(&bytes).is_err());
+}
+
+#[test]
 fn rows_without_a_cache_and_rows_being_written_are_left_out() {
     let mut bytes = segment(0);
     for (nth, state) in [(1, 0), (2, 3), (4, 4)] {

@@ -18,9 +18,9 @@ use crate::sys;
 use crate::topology::facts;
 use core::alloc::Layout;
 use core::ops::Deref;
-use core::ptr::NonNull;
+use core::ptr::{NonNull, null_mut};
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
 /// Bytes of the largest object.
 pub const MAX_OBJECT_SIZE: usize = 64 << 10;
@@ -34,6 +34,10 @@ pub(crate) struct Descriptor {
     pub(crate) sheaves: Capacity,
     /// The cache's part on each node. The next cache with this descriptor gets the same memory.
     nodes: NonNull<[Node]>,
+    /// The parts of a split cache besides these (`parts`), or null if the descriptor never had any.
+    pub(crate) more: AtomicPtr<Node>,
+    /// Whether the cache is split.
+    pub(crate) split: AtomicBool,
     /// Where the cache's memory should be, if the cache has a policy of its own.
     pub(crate) placement: Option<Placement>,
     /// Bytes in full sheaves that a node's barn holds.
@@ -300,21 +304,17 @@ impl Descriptor {
         id: CacheId,
         options: Options,
     ) -> Option<&'static Descriptor> {
-        let (cache, nodes) = match registry::retired(id) {
+        let (cache, nodes, more) = match registry::retired(id) {
             Some(cache) => {
                 // SAFETY: the number is free and the registry is locked, so no other thread uses
-                // the descriptor or its nodes.
-                let nodes = unsafe { cache.as_ref().nodes };
-                // SAFETY: for the same reason, no other thread uses the nodes.
-                unsafe { &mut *nodes.as_ptr() }
-                    .iter_mut()
-                    .for_each(Node::renew);
-                (cache, nodes)
+                // the descriptor or its parts.
+                let (nodes, more) = unsafe { cache.as_ref().renew_parts() };
+                (cache, nodes, more)
             }
             None => {
-                let nodes = Node::make_all()?;
+                let nodes = Node::make(0, crate::nodes::count())?;
                 let memory = arena::alloc_metadata(Layout::new::<Descriptor>())?;
-                (memory.cast(), nodes)
+                (memory.cast(), nodes, null_mut())
             }
         };
         let objects = Objects::new(id, name, layout, options.treatment);
@@ -329,6 +329,8 @@ impl Descriptor {
                 objects,
                 sheaves: Capacity::new(size, options.sheaf_capacity, has_sheaves),
                 nodes,
+                more: AtomicPtr::new(more),
+                split: AtomicBool::new(false),
                 placement: options.placement,
                 barn_bytes: options.barn_bytes,
                 turn: AtomicU32::new(0),
@@ -390,7 +392,7 @@ impl Descriptor {
             pending.is_some_and(|pending| pending.sheaves.length == 0)
         };
         let none_waits = !deferred.is_used() || (deferred.sealed.is_empty() && none_pending());
-        none_waits && self.nodes().iter().all(Node::is_bare)
+        none_waits && self.parts().all(Node::is_bare)
     }
 
     /// Returns whether malloc may allocate from this cache or free to it: the cache is a size
@@ -399,16 +401,25 @@ impl Descriptor {
         self.id.any_class().is_some() || self.account.is_some()
     }
 
+    /// Makes the parts of a destroyed cache ready for a new one, and returns them.
+    ///
+    /// # Safety
+    ///
+    /// No other thread uses the descriptor or its parts.
+    unsafe fn renew_parts(&self) -> (NonNull<[Node]>, *mut Node) {
+        let more = self.more.load(Relaxed);
+        for part in self.parts() {
+            // SAFETY: the caller promises that no other thread uses the part.
+            unsafe { (*core::ptr::from_ref(part).cast_mut()).renew() };
+        }
+        (self.nodes, more)
+    }
+
+    /// Returns the first part on each node.
     pub(crate) fn nodes(&self) -> &[Node] {
         // SAFETY: `enter` wrote the nodes. They are only written anew with the descriptor, to which
         // this thread has a reference.
         unsafe { self.nodes.as_ref() }
-    }
-
-    /// Returns the node whose memory holds `object`, which is an object of this cache.
-    pub(crate) fn home(&self, object: *mut u8) -> &Node {
-        let nodes = self.nodes();
-        &nodes[arena::node_of(object as usize).min(nodes.len() - 1)]
     }
 
     /// Returns the current CPU's word of one of this cache's sheaves.
@@ -469,6 +480,11 @@ pub fn set_sheaf_budget(bytes: usize) {
     tune::set_budget(bytes);
     for_each(|cache| cache.sheaves.shrink());
     for_each(|cache| cache.sheaves.grow());
+}
+
+/// Takes the registry's lock if it is free.
+pub(crate) fn registry_try_lock() -> Option<impl Drop> {
+    NUMBERS.try_lock()
 }
 
 /// Returns the word of the registry's lock, for a fork.

@@ -90,7 +90,7 @@ impl Descriptor {
     /// slabs' runs. Returns false, and leaves some nodes as they were, in a signal handler that may
     /// not wait for a lock.
     pub(crate) fn abandon(&self) -> bool {
-        self.nodes().iter().all(|node| node.abandon(self))
+        self.parts().all(|part| part.abandon(self))
     }
 }
 

@@ -25,8 +25,7 @@ impl KmemCache {
     fn release(&self) -> usize {
         // Reports what was written to freed objects, before their slabs go back.
         self.descriptor.tell_faults();
-        let nodes = self.descriptor.nodes().iter();
-        nodes.map(|node| node.shrink(self.descriptor)).sum()
+        self.descriptor.shrink()
     }
 
     /// Destroys the cache and gives its memory back. Waits for the readers of objects [freed
@@ -66,8 +65,8 @@ impl KmemCache {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn in_use(&self) -> usize {
-        let nodes = self.descriptor.nodes().iter();
-        nodes.map(|node| node.in_use(self.descriptor)).sum()
+        let parts = self.descriptor.parts();
+        parts.map(|part| part.in_use(self.descriptor)).sum()
     }
 
     /// Checks the cache's records: each slab's count of free objects, the links of the lists, and
@@ -89,8 +88,8 @@ impl KmemCache {
     ///
     /// [`Inconsistency`]: the first fault, its address, and the number of faults.
     pub fn validate_with(&self, mut f: impl FnMut(&Report<'_>)) -> Result<(), Inconsistency> {
-        let mut nodes = self.descriptor.nodes().iter();
-        nodes
+        let mut parts = self.descriptor.parts();
+        parts
             .try_for_each(|node| node.validate(self.descriptor))
             .map_err(|(what, address)| Inconsistency {
                 what: Kind::Records(what),

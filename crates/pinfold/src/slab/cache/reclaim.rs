@@ -77,18 +77,17 @@ pub fn trim_everywhere() -> Option<usize> {
 fn give_back(with_pages: bool) {
     idle::take_all_here();
     registry::for_each(|cache| {
-        let nodes = cache.nodes().iter();
-        nodes.for_each(|node| {
-            node.give_all(cache);
-            if with_pages {
-                // Each call does a small step, so that other threads get the node's lock in
+        cache.give_all();
+        if with_pages {
+            cache.parts().for_each(|part| {
+                // Each call does a small step, so that other threads get the part's lock in
                 // between.
                 // The first pass begins where the last tick has ended.
                 for _pass in 0..2 {
-                    while node.purge_more(cache, 0) {}
+                    while part.purge_more(cache, 0) {}
                 }
-            }
-        });
+            });
+        }
     });
     arena::trim();
     budget::reclaimed();
@@ -135,10 +134,10 @@ pub fn shrink_all() -> Result<usize, FenceError> {
     let drained = sheaf_units::drain(|_| true);
     deferred::progress();
     registry::for_each(|cache| {
-        cache.nodes().iter().for_each(|node| {
-            node.shrink(cache);
-            // Each call does a small step, so that other threads get the node's lock in between.
-            while node.purge_more(cache, 0) {}
+        cache.shrink();
+        cache.parts().for_each(|part| {
+            // Each call does a small step, so that other threads get the part's lock in between.
+            while part.purge_more(cache, 0) {}
         });
     });
     arena::trim();

@@ -226,9 +226,10 @@ pub(crate) fn retire(id: CacheId) {
 }
 
 /// Pins the cache that `turn` selects, if it exists. Successive turns select all numbers that were
-/// ever used, one after the other.
-pub(crate) fn in_turn(turn: u32) -> Option<Pinned> {
-    pin(CacheId::nth(turn as usize % used())?)
+/// ever used, one after the other. Also returns how many rounds the turns before have made.
+pub(crate) fn in_turn(turn: u32) -> Option<(Pinned, usize)> {
+    let (turn, used) = (turn as usize, used());
+    Some((pin(CacheId::nth(turn % used)?)?, turn / used))
 }
 
 /// Returns the count of numbers from the smallest one to the largest one that was ever used. At

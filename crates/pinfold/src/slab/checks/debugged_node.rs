@@ -120,7 +120,7 @@ impl Node {
             slot_layout.set_free(slot);
             slot_layout.set_track(slot, 1, || *track.unwrap_or(&Track::NOBODY));
             stock.count(SlabEvent::Flushed, 1);
-            stock.give(cache, &[slot]);
+            stock.give(cache, &mut [slot]);
         }
         None
     }

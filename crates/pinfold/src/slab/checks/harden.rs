@@ -244,13 +244,13 @@ impl Descriptor {
     #[inline(never)]
     fn refill_hardened(&self, hardening: &Hardening) -> *mut u8 {
         let request = self.request();
-        let node = &self.nodes()[request.node];
+        let node = self.part_here(request.node);
         sheaf_units::tick();
         // Takes the empty sheaf out of the unit, if there is one.
         let empty = self.place(SPARE).take_if(word_is_empty);
-        let (fresh, sheaf) = match node.exchange_quarantined(empty) {
+        let (fresh, sheaf) = match node.exchange_quarantined(self, empty) {
             Ok(sheaf) => (false, Ok(sheaf)),
-            Err(empty) => (true, node.exchange_for_full(self, request, empty)),
+            Err(empty) => (true, node.exchange_for_full(self, request, empty, true)),
         };
         match sheaf {
             Ok(mut sheaf) => {

@@ -121,11 +121,8 @@ impl Descriptor {
     /// interrupted the holder of a lock that is needed to make one.
     fn emptied_spare(&self) -> Option<Sheaf> {
         let mut sheaf = self.take_spare()?;
-        let node = self.here();
-        self.send_home(node, &mut sheaf);
-        // SAFETY: `take_spare` gave the sheaf and its free objects to this thread. `send_home` left
-        // only this node's objects in the sheaf.
-        unsafe { node.give_objects(self, sheaf.objects()) };
+        // SAFETY: `take_spare` gave the sheaf and its free objects to this thread.
+        unsafe { self.give_home(sheaf.objects()) };
         sheaf.set_len(0);
         Some(sheaf)
     }

@@ -140,8 +140,7 @@ pub(crate) fn drain(reach: Reach) {
     deferred::progress();
     let now = sys::coarse_milliseconds() as u32;
     registry::for_each(|cache| {
-        let nodes = cache.nodes().iter();
-        nodes.for_each(|node| {
+        cache.parts().for_each(|node| {
             node.release_idle(cache, now);
             // Each call does a small step, so that other threads get the node's lock in between.
             // While a thread has isolated its CPU, memory waits.

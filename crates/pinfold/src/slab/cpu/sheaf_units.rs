@@ -75,12 +75,11 @@ pub fn tick() -> bool {
     }
     shepherd::tick_in_passing();
     idle::take_idle_here();
-    if let Some(cache) = registry::in_turn(calls / TICK) {
+    if let Some((cache, round)) = registry::in_turn(calls / TICK) {
         let now = sys::coarse_milliseconds() as u32;
         cache
-            .nodes()
-            .iter()
-            .for_each(|node| node.release_idle(&cache, now));
+            .parts_in_turn(round)
+            .for_each(|part| part.release_idle(&cache, now));
     }
     true
 }
@@ -136,14 +135,14 @@ impl Descriptor {
             return object;
         }
         let request = self.request();
-        let node = &self.nodes()[request.node];
+        let node = self.part_here(request.node);
         tick();
         let sheaf = match self.spare_unless_sparse(node) {
             Some(spare) if !spare.is_empty() => {
                 node.count(SlabEvent::AllocLockless, 1);
                 Ok(spare)
             }
-            other => node.exchange_for_full(self, request, other),
+            other => self.exchange_for_full(request, node, other),
         };
         match sheaf {
             Ok(mut sheaf) => {
@@ -224,8 +223,8 @@ impl Descriptor {
                     self.put(node, sheaf);
                 }
                 // SAFETY: the caller passed ownership of the object and no sheaf took it, so this
-                // thread owns it. `home` returns the node of its memory.
-                unsafe { self.home(object).give_objects(self, &[object]) };
+                // thread owns it.
+                unsafe { self.give_home(&mut [object]) };
             }
         }
     }

@@ -5,6 +5,7 @@ pub(crate) mod handler_frees;
 pub(crate) mod look;
 pub(crate) mod objects;
 pub(crate) mod part;
+pub(crate) mod parts;
 pub(crate) mod purge;
 pub(crate) mod refuse;
 pub(crate) mod remote;

@@ -26,11 +26,17 @@ use crate::spared;
 use core::alloc::Layout;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64};
 
 /// The largest number of empty sheaves in a barn. Any beyond that go to the pool that all caches
 /// share (`sheaf`).
 const MAX_EMPTY: usize = 10;
+/// The same in a split cache, whose CPUs would meet at the pool's lock.
+const MAX_EMPTY_SPLIT: usize = 128;
+
+/// A cache is split once threads had to wait for a part's lock this often within about half a
+/// second.
+const SPLIT_WAITS: u32 = 32;
 
 /// The least time between two calls of [`Node::release_idle`] that do anything, in milliseconds.
 const IDLE_FOR: u32 = 450;
@@ -64,6 +70,7 @@ unsafe impl Send for Stock {}
 /// A cache's part on one node.
 pub(crate) struct Node {
     pub(crate) stock: Lock<Stock>,
+    number: u16,
     /// The objects freed while the lock could not be taken: in a signal handler that interrupted
     /// the holder, or during a fork (`handler_frees`).
     pub(crate) set_aside: Llist,
@@ -72,17 +79,21 @@ pub(crate) struct Node {
     pub(crate) own_events: &'static NodeEvents,
     /// Whether sparse slabs should drain, as last found under the lock.
     sparse: AtomicBool,
+    /// How often a thread found the lock taken since [`release_idle`](Node::release_idle) last did
+    /// its work. A hint: some may be missing.
+    waits: AtomicU32,
 }
 
 impl Node {
-    const fn new(events: &'static NodeEvents) -> Node {
+    const fn new(number: u16, events: &'static NodeEvents) -> Node {
         Node {
+            number,
             stock: Lock::new(
                 Rank::Nodes,
                 Stock {
                     full: SheafList::new(),
                     empty: SheafList::new(),
-                    slabs: Slabs::new(events),
+                    slabs: Slabs::new(number, events),
                     idle: 0,
                     looked: 0,
                     exchanges: 0,
@@ -93,6 +104,7 @@ impl Node {
             events: AtomicPtr::new(core::ptr::from_ref(events).cast_mut()),
             own_events: events,
             sparse: AtomicBool::new(false),
+            waits: AtomicU32::new(0),
         }
     }
 
@@ -105,7 +117,17 @@ impl Node {
     /// Takes the lock. Returns `None` in a signal handler that may not wait for it, and if the
     /// caller would have to wait for the forking thread.
     pub(crate) fn stock(&self) -> Option<Guard<'_, Stock>> {
-        self.stock.lock_or_divert()
+        self.stock.try_lock().or_else(|| {
+            // A load and a store, because a lost count does no harm.
+            let waits = self.waits.load(Relaxed);
+            self.waits.store(waits.saturating_add(1), Relaxed);
+            self.stock.lock_or_divert()
+        })
+    }
+
+    /// Returns whether threads have waited for the lock so often that the cache should be split.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.waits.load(Relaxed) >= SPLIT_WAITS
     }
 
     /// Takes the lock as [`stock`](Self::stock) does, but waits for a fork to end.
@@ -117,15 +139,16 @@ impl Node {
     /// exception: for a cache that [serves malloc](Descriptor::serves_malloc), returns `None`,
     /// because malloc can serve the block from a separate mapping.
     pub(crate) fn stock_of(&self, cache: &Descriptor) -> Option<Guard<'_, Stock>> {
+        let stock = self.stock();
         match cache.serves_malloc() {
-            true => self.stock(),
-            false => self.stock_after_fork(),
+            true => stock,
+            false => stock.or_else(|| self.stock_after_fork()),
         }
     }
 
-    /// Makes a cache's nodes. Returns `None` if the system has no memory.
-    pub(crate) fn make_all() -> Option<NonNull<[Node]>> {
-        let count = crate::nodes::count();
+    /// Makes `count` parts of a cache, the first of them with number `first`. Returns `None` if the
+    /// system has no memory.
+    pub(crate) fn make(first: usize, count: usize) -> Option<NonNull<[Node]>> {
         let nodes = arena::alloc_metadata(Layout::array::<Node>(count).ok()?)?.cast::<Node>();
         let events = Layout::array::<NodeEvents>(count).ok()?;
         let events = arena::alloc_metadata(events)?.cast::<NodeEvents>();
@@ -133,10 +156,17 @@ impl Node {
             // SAFETY: both blocks are new, have room for `count` elements and are never unmapped.
             unsafe {
                 events.add(nth).write(NodeEvents::new());
-                nodes.add(nth).write(Node::new(events.add(nth).as_ref()));
+                nodes
+                    .add(nth)
+                    .write(Node::new((first + nth) as u16, events.add(nth).as_ref()));
             }
         }
         Some(NonNull::slice_from_raw_parts(nodes, count))
+    }
+
+    /// Returns the part's number: that of its node, plus a multiple of the count of nodes.
+    pub(crate) fn number(&self) -> usize {
+        self.number.into()
     }
 
     /// Makes a destroyed cache's node ready for a new cache. A thread that had pinned the old cache
@@ -148,7 +178,7 @@ impl Node {
             }
         }
         self.own_events.clear();
-        *self = Node::new(self.own_events);
+        *self = Node::new(self.number, self.own_events);
     }
 
     /// Exchanges `empty` for a sheaf with objects, from the barn or filled from slabs.
@@ -156,27 +186,31 @@ impl Node {
     /// # Errors
     ///
     /// * Returns `empty` if the lock cannot be taken.
-    /// * Returns an empty sheaf if the slabs have no free objects and the node has no memory for a
-    ///   slab.
+    /// * Returns an empty sheaf if the slabs have no free objects, and the node has no memory for a
+    ///   slab or none may be made (`grows`).
     /// * Returns `None` if the system has no memory for a sheaf.
     pub(crate) fn exchange_for_full(
         &self,
         cache: &Descriptor,
         request: NodeRequest,
         empty: Option<Sheaf>,
+        grows: bool,
     ) -> Result<Sheaf, Option<Sheaf>> {
         let Some(mut stock) = self.stock_of(cache) else {
             self.count(SlabEvent::AllocLockless, 1);
             return Err(empty);
         };
-        stock.count(SlabEvent::AllocSlowpath, 1);
         self.sparse.store(stock.is_draining(cache), Relaxed);
         self.take_back(cache, &mut stock);
+        if !grows && stock.full.length == 0 && stock.slabs.has_none_free() {
+            return Err(empty);
+        }
+        stock.count(SlabEvent::AllocSlowpath, 1);
         // A hardened cache takes full sheaves from the barn only in `exchange_quarantined`.
         let from_barn = cache.hardening.is_none();
         if let Some(full) = from_barn.then(|| stock.take_full()).flatten() {
             if let Some(empty) = empty {
-                stock.put_empty(empty);
+                stock.put_empty(cache, empty);
             }
             stock.idle = stock.idle.min(stock.full.length);
             stock.count(SlabEvent::BarnGet, 1);
@@ -213,6 +247,7 @@ impl Node {
     /// Returns `empty` if there are too few full sheaves, or the lock cannot be taken.
     pub(crate) fn exchange_quarantined(
         &self,
+        cache: &Descriptor,
         empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
         let Some(mut stock) = self.stock() else {
@@ -224,7 +259,7 @@ impl Node {
         let full = stock.take_oldest().ok_or(None)?;
         stock.count(SlabEvent::AllocSlowpath, 1);
         if let Some(empty) = empty {
-            stock.put_empty(empty);
+            stock.put_empty(cache, empty);
         }
         stock.idle = stock.idle.min(stock.full.length);
         stock.count(SlabEvent::BarnGet, 1);
@@ -252,12 +287,53 @@ impl Node {
         if let Some(sheaf) = full {
             stock.count(SlabEvent::BarnPut, 1);
             stock.put_full(sheaf);
-            if let Some(mut emptied) = self.flush_oldest(cache, &mut stock) {
-                emptied.resize(stock.capacity(cache));
-                return Ok(emptied);
+            if let Some(mut flushed) = self.flush_oldest(cache, &mut stock) {
+                let capacity = stock.capacity(cache);
+                drop(stock);
+                flushed = cache.hand_over(flushed);
+                flushed.resize(capacity);
+                return Ok(flushed);
             }
         }
         stock.take_empty(cache).ok_or(None)
+    }
+
+    /// Takes a sheaf of which at least the first object is of this part. Puts the sheaf into the
+    /// barn and returns an empty one, if the barn has room for it. Otherwise gives the part's own
+    /// objects to their slabs and returns the sheaf with the others.
+    pub(crate) fn take_in(&self, cache: &Descriptor, mut sheaf: Sheaf) -> Sheaf {
+        let Some(mut stock) = self.stock() else {
+            self.set_first_aside(cache, &mut sheaf);
+            return sheaf;
+        };
+        let is_mostly_full = sheaf.len() > cache.capacity() / 2;
+        if is_mostly_full && stock.full.length < cache.barn_most(stock.slabs.count) {
+            if let Some(empty) = stock.take_empty(cache) {
+                stock.count(SlabEvent::BarnPut, 1);
+                stock.put_full(sheaf);
+                return empty;
+            }
+        }
+        self.flush(cache, &mut stock, &mut sheaf);
+        sheaf
+    }
+
+    /// Sets the first object of a sheaf aside, which is of this part.
+    fn set_first_aside(&self, cache: &Descriptor, sheaf: &mut Sheaf) {
+        let objects = sheaf.objects();
+        let last = objects.len() - 1;
+        objects.swap(0, last);
+        self.set_aside(cache, objects[last]);
+        sheaf.set_len(last);
+    }
+
+    /// Gives those objects of a sheaf to their slabs that are of this part, and leaves the others.
+    /// The first is of this part.
+    pub(crate) fn give_from(&self, cache: &Descriptor, sheaf: &mut Sheaf) {
+        match self.stock() {
+            Some(mut stock) => self.flush(cache, &mut stock, sheaf),
+            None => self.set_first_aside(cache, sheaf),
+        }
     }
 
     /// Returns an empty sheaf. Returns `None` if the lock cannot be taken, or there is no memory.
@@ -272,29 +348,36 @@ impl Node {
         let Some(mut stock) = self.stock() else {
             // A signal handler interrupted the holder, or another thread forks.
             for &mut object in sheaf.objects() {
-                self.set_aside(cache, object);
+                cache.home(object).set_aside(cache, object);
             }
             return sheaf.discard();
         };
         if sheaf.is_empty() {
-            stock.put_empty(sheaf);
+            stock.put_empty(cache, sheaf);
             return;
         }
         stock.count(SlabEvent::BarnPut, 1);
         stock.put_full(sheaf);
-        let emptied = self.flush_oldest(cache, &mut stock);
-        emptied.into_iter().for_each(|sheaf| stock.put_empty(sheaf));
+        match self.flush_oldest(cache, &mut stock) {
+            Some(flushed) if flushed.is_empty() => stock.put_empty(cache, flushed),
+            Some(flushed) => {
+                drop(stock);
+                cache.hand_over(flushed).discard();
+            }
+            None => {}
+        }
     }
 
     /// While the barn has more full sheaves than its bound, gives the objects of the oldest sheaf
-    /// to their slabs. Empties at most two sheaves. The newest sheaves stay, because their objects
-    /// are likelier to be in the processor's caches. Returns a sheaf that it emptied, if any.
+    /// to their slabs, if they are of this part. Flushes at most two sheaves. The newest sheaves
+    /// stay, because their objects are likelier to be in the processor's caches. Returns a sheaf
+    /// that it flushed, if any, with the objects of other parts.
     fn flush_oldest(&self, cache: &Descriptor, stock: &mut Stock) -> Option<Sheaf> {
         let most = match stock.drains(cache) {
             true => 0,
             false => cache.barn_most(stock.slabs.count),
         };
-        let mut emptied = None;
+        let mut flushed = None;
         for _ in 0..2 {
             if stock.full.length <= most {
                 break;
@@ -302,11 +385,15 @@ impl Node {
             let mut oldest = stock.take_oldest()?;
             stock.count(SlabEvent::BarnPutFail, 1);
             self.flush(cache, stock, &mut oldest);
-            if let Some(other) = emptied.replace(oldest) {
-                stock.put_empty(other);
+            let has_others = !oldest.is_empty();
+            if let Some(other) = flushed.replace(oldest) {
+                stock.put_empty(cache, other);
+            }
+            if has_others {
+                break;
             }
         }
-        emptied
+        flushed
     }
 
     /// Fills `objects` from slabs, from its start. Returns how many objects it took.
@@ -327,29 +414,30 @@ impl Node {
         taken
     }
 
-    /// Gives objects of this node to their slabs, or sets each aside if the lock cannot be taken.
+    /// Gives those objects to their slabs that are of this part, or sets each aside if the lock
+    /// cannot be taken. Moves the others to the front, and returns how many there are. The first
+    /// object is of this part.
     ///
     /// # Safety
     ///
-    /// The caller owns the objects, which are free, and their memory is this node's.
-    pub(crate) unsafe fn give_objects(&self, cache: &Descriptor, objects: &[*mut u8]) {
+    /// The caller owns the objects, which are free.
+    pub(crate) unsafe fn give_objects(&self, cache: &Descriptor, objects: &mut [*mut u8]) -> usize {
         let Some(mut stock) = self.stock() else {
-            objects
-                .iter()
-                .for_each(|&object| self.set_aside(cache, object));
-            return;
+            let last = objects.len() - 1;
+            objects.swap(0, last);
+            self.set_aside(cache, objects[last]);
+            return last;
         };
-        stock.count(SlabEvent::Flushed, objects.len());
-        // SAFETY: the lock is held. The caller promises that it owns the objects, and that they are
-        // this node's.
-        unsafe { stock.give(cache, objects) };
+        // SAFETY: the lock is held. The caller promises that it owns the objects.
+        let others = unsafe { stock.give(cache, objects) };
+        stock.count(SlabEvent::Flushed, objects.len() - others);
+        others
     }
 
     /// Moves the objects of the barn, and those set aside, to their slabs. Gives all empty slabs
     /// back to the arena, and returns their number. Does nothing if the lock cannot be taken.
     pub(crate) fn shrink(&self, cache: &Descriptor) -> usize {
-        let stock = self.stock_after_fork();
-        stock.map_or(0, |mut stock| self.empty(cache, &mut stock))
+        self.empty(cache, self.stock_after_fork())
     }
 
     /// Drops all sheaves of the barn, the objects that were set aside, and all slabs, whatever
@@ -374,19 +462,27 @@ impl Node {
     /// Does what [`shrink`](Self::shrink) does, but does nothing if it would have to wait for a
     /// fork.
     pub(crate) fn give_all(&self, cache: &Descriptor) {
-        if let Some(mut stock) = self.stock() {
-            self.empty(cache, &mut stock);
-        }
+        self.empty(cache, self.stock());
     }
 
-    fn empty(&self, cache: &Descriptor, stock: &mut Stock) -> usize {
-        self.take_back(cache, stock);
+    fn empty(&self, cache: &Descriptor, stock: Option<Guard<'_, Stock>>) -> usize {
+        let Some(mut stock) = stock else {
+            return 0;
+        };
+        self.take_back(cache, &mut stock);
+        let mut others = SheafList::new();
         while let Some(mut sheaf) = stock.take_full() {
-            self.flush(cache, stock, &mut sheaf);
-            sheaf.discard();
+            self.flush(cache, &mut stock, &mut sheaf);
+            match sheaf.is_empty() {
+                true => sheaf.discard(),
+                false => others.put(sheaf),
+            }
         }
         core::iter::from_fn(|| stock.empty.take()).for_each(Sheaf::discard);
-        stock.slabs.shrink(cache)
+        let released = stock.slabs.shrink(cache);
+        drop(stock);
+        cache.give_sheaves(others);
+        released
     }
 
     /// Gives back what was not needed since the last call: objects of full sheaves to their slabs,
@@ -402,11 +498,16 @@ impl Node {
             return;
         }
         stock.looked = now;
+        self.waits.store(0, Relaxed);
         self.take_back(cache, &mut stock);
+        let mut others = SheafList::new();
         for _ in 0..stock.idle {
             if let Some(mut sheaf) = stock.take_oldest() {
                 self.flush(cache, &mut stock, &mut sheaf);
-                stock.put_empty(sheaf);
+                match sheaf.is_empty() {
+                    true => stock.put_empty(cache, sheaf),
+                    false => others.put(sheaf),
+                }
             }
         }
         stock.idle = stock.full.length;
@@ -417,6 +518,8 @@ impl Node {
         if !spared::any() {
             stock.slabs.purge_idle(cache, PERIODS);
         }
+        drop(stock);
+        cache.give_sheaves(others);
     }
 
     /// Gives back pages of free objects, in slabs that were left alone for `periods` periods of
@@ -426,14 +529,15 @@ impl Node {
         stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache, periods))
     }
 
+    /// Gives those objects of a sheaf to their slabs that are of this part, and leaves the others.
     fn flush(&self, cache: &Descriptor, stock: &mut Stock, sheaf: &mut Sheaf) {
         let objects = sheaf.objects();
-        stock.count(SlabEvent::Flushed, objects.len());
-        stock.count(SlabEvent::SheafFlush, objects.len());
-        // SAFETY: the lock is held. The objects in a sheaf are free, and this node's: `send_home`
-        // removed those of other nodes before the sheaf came to this barn.
-        unsafe { stock.give(cache, objects) };
-        sheaf.set_len(0);
+        // SAFETY: the lock is held. The objects in a sheaf are free.
+        let others = unsafe { stock.give(cache, objects) };
+        let flushed = objects.len() - others;
+        stock.count(SlabEvent::Flushed, flushed);
+        stock.count(SlabEvent::SheafFlush, flushed);
+        sheaf.set_len(others);
     }
 }
 
@@ -476,16 +580,18 @@ impl Stock {
         }
     }
 
-    /// Gives objects of this node back to their slabs. Ends the process if one of them is not an
-    /// object of this cache, or is not in use.
+    /// Gives the part's own objects back to their slabs. Moves the others to the front, and returns
+    /// how many there are. Ends the process if one of the objects is not of this cache, or is not
+    /// in use.
     ///
     /// # Safety
     ///
-    /// No thread uses the objects, and their memory is this node's.
-    pub(crate) unsafe fn give(&mut self, cache: &Descriptor, objects: &[*mut u8]) {
-        // SAFETY: the caller promises unused objects of this node.
-        if let Err(wrong) = unsafe { self.slabs.give(cache, objects) } {
-            cache.refuse(wrong);
+    /// No thread uses the objects.
+    pub(crate) unsafe fn give(&mut self, cache: &Descriptor, objects: &mut [*mut u8]) -> usize {
+        // SAFETY: the caller promises unused objects.
+        match unsafe { self.slabs.give(cache, objects) } {
+            Ok(others) => others,
+            Err(wrong) => cache.refuse(wrong),
         }
     }
 
@@ -508,8 +614,12 @@ impl Stock {
         Some(sheaf)
     }
 
-    fn put_empty(&mut self, sheaf: Sheaf) {
-        if self.empty.length < MAX_EMPTY {
+    fn put_empty(&mut self, cache: &Descriptor, sheaf: Sheaf) {
+        let most = match cache.is_split() {
+            true => MAX_EMPTY_SPLIT,
+            false => MAX_EMPTY,
+        };
+        if self.empty.length < most {
             self.empty.put(sheaf);
         } else {
             sheaf.discard();

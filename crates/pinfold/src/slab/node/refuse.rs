@@ -68,7 +68,7 @@ fn give_back_node_lock() -> bool {
     }
     let mut is_a_node_s = false;
     for_each(|cache| {
-        for node in cache.nodes().iter().filter(|node| node.stock.is_held()) {
+        for node in cache.parts().filter(|node| node.stock.is_held()) {
             is_a_node_s = true;
             // SAFETY: this thread holds the lock. The frames that hold the guard do not go on,
             // because the process ends.

@@ -19,49 +19,30 @@ use crate::nodes;
 use crate::segment::SlabEvent;
 use crate::slab::cache::descriptor::Descriptor;
 use crate::slab::cache::reclaim;
-use crate::slab::cache::tune::MAX_CAPACITY;
 use crate::slab::cpu::sheaf::Sheaf;
-use core::ptr::null_mut;
 use core::sync::atomic::Ordering::Relaxed;
 
 impl Descriptor {
-    /// Moves the sheaf's objects of nodes other than `node` to their slabs. Takes the lock of each
-    /// of these nodes once.
-    pub(crate) fn send_home(&self, node: &Node, sheaf: &mut Sheaf) {
+    /// Moves the sheaf's objects of nodes other than that of `part` to their slabs. Takes the lock
+    /// of each part of these nodes once.
+    pub(crate) fn send_home(&self, part: &Node, sheaf: &mut Sheaf) {
         if self.nodes().len() == 1 {
             return;
         }
-        let mut away = [null_mut(); MAX_CAPACITY];
-        let (mut kept, mut gone) = (0, 0);
+        let node = part.number() % self.nodes().len();
         let objects = sheaf.objects();
+        let mut kept = 0;
         for at in 0..objects.len() {
-            let object = objects[at];
-            if core::ptr::eq(self.home(object), node) {
-                objects[kept] = object;
+            if self.node_of(objects[at]) == node {
+                objects.swap(kept, at);
                 kept += 1;
-            } else {
-                away[gone] = object;
-                gone += 1;
             }
         }
+        let away = &mut objects[kept..];
+        part.count(SlabEvent::FreeRemote, away.len());
+        // SAFETY: this thread owns the sheaf and its objects, which are free.
+        unsafe { self.give_home(away) };
         sheaf.set_len(kept);
-        node.count(SlabEvent::FreeRemote, gone);
-        let mut away = &mut away[..gone];
-        while let Some(&first) = away.first() {
-            let home = self.home(first);
-            let mut group = 0;
-            for at in 0..away.len() {
-                if core::ptr::eq(self.home(away[at]), home) {
-                    away.swap(at, group);
-                    group += 1;
-                }
-            }
-            let (these, rest) = away.split_at_mut(group);
-            // SAFETY: this thread took the objects out of its sheaf, so it owns them. The loop
-            // above chose those whose node is `home`.
-            unsafe { home.give_objects(self, these) };
-            away = rest;
-        }
     }
 
     /// Fills `objects` from slabs, without sheaves: of the node that `request` names, and of other
@@ -122,12 +103,12 @@ impl Descriptor {
         }
     }
 
-    /// Returns the node to which the objects that this thread frees most likely belong.
+    /// Returns the part to which the objects that this thread frees most likely belong.
     pub(crate) fn here(&self) -> &Node {
-        &self.nodes()[match self.placement {
+        self.part_here(match self.placement {
             Some(placement) => placement.nearest(nodes::of_this_cpu()),
             None => nodes::current(),
-        }]
+        })
     }
 
     /// Fills `objects` from the slabs of the node that `request` names, and of no other node.
@@ -149,6 +130,15 @@ impl Descriptor {
         if let Some(hardening) = &self.hardening {
             return self.alloc_hardened_from(hardening, request, objects);
         }
-        self.nodes()[request.node].take_objects(self, request, objects)
+        let here = self.part_here(request.node);
+        let mut got = here.take_objects(self, request, objects);
+        let others = self.parts_of(request.node);
+        for part in others.filter(|part| !core::ptr::eq(*part, here)) {
+            if got == objects.len() {
+                break;
+            }
+            got += part.take_objects(self, request, &mut objects[got..]);
+        }
+        got
     }
 }

@@ -58,7 +58,7 @@ use crate::segment::{NodeEvents, SlabEvent};
 use core::cell::Cell;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::Relaxed;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize};
+use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU16, AtomicU64, AtomicUsize};
 
 /// Stands for no slab.
 pub(crate) const NIL: u32 = u32::MAX;
@@ -112,6 +112,9 @@ pub(crate) struct Slab {
     /// Whether the slab's only object reads as zeroes, because no caller has had the object yet.
     /// The thread that holds the object accesses this.
     pub(crate) fresh: AtomicBool,
+    /// The number of the part that has the slab in its lists. A thread that holds an object may
+    /// read it without the lock.
+    pub(crate) part: AtomicU16,
     pub(crate) bits: [AtomicU64; MAX_OBJECTS / 64],
 }
 
@@ -138,6 +141,8 @@ pub(crate) struct Slabs {
     free: usize,
     /// Where the holder of the node's lock counts events.
     pub(crate) events: &'static NodeEvents,
+    /// The part's number.
+    part: u16,
 }
 
 /// Returns the list that a slab of `cache` with `free` free objects belongs in.
@@ -183,7 +188,7 @@ pub(crate) unsafe fn slab_of_index<'s>(index: u32) -> &'s Slab {
 }
 
 impl Slabs {
-    pub(crate) const fn new(events: &'static NodeEvents) -> Self {
+    pub(crate) const fn new(part: u16, events: &'static NodeEvents) -> Self {
         Slabs {
             first: [NIL; LISTS],
             filled: 0,
@@ -194,6 +199,7 @@ impl Slabs {
             count: 0,
             free: 0,
             events,
+            part,
         }
     }
 
@@ -235,7 +241,8 @@ impl Slabs {
         slots.len() - left
     }
 
-    /// Gives objects of this node back to their slabs, and surplus empty slabs back to the arena.
+    /// Gives the part's own objects back to their slabs, and surplus empty slabs back to the arena.
+    /// Moves the objects of other parts to the front, and returns how many there are.
     ///
     /// # Errors
     ///
@@ -243,25 +250,30 @@ impl Slabs {
     ///
     /// # Safety
     ///
-    /// No thread uses the objects, and their memory is this node's.
+    /// No thread uses the objects.
     pub(crate) unsafe fn give(
         &mut self,
         cache: &Objects,
-        objects: &[*mut u8],
-    ) -> Result<(), Wrong> {
-        let mut left = objects;
-        while let Some(&object) = left.first() {
+        objects: &mut [*mut u8],
+    ) -> Result<usize, Wrong> {
+        let (mut at, mut others) = (0, 0);
+        while let Some(&object) = objects.get(at) {
             if !cache.contains(object) {
                 return Err(Wrong::Foreign(object));
             }
             let index = arena::head_of(object as usize);
-            // SAFETY: `contains` found that this is a slab of the cache. The caller promises that
-            // the slab is this node's.
+            // SAFETY: `contains` found that this is a slab of the cache. Its cells are accessed
+            // only if the slab is this part's, whose lock is held.
             let slab = unsafe { self.slab(index) };
+            if slab.part.load(Relaxed) != self.part {
+                objects[others] = object;
+                (at, others) = (at + 1, others + 1);
+                continue;
+            }
             let before = slab.free.get();
-            let put = slab.put(cache, left)?;
+            let put = slab.put(cache, &objects[at..])?;
             slab.touched.set(self.period);
-            left = &left[put..];
+            at += put;
             self.free += put;
             if before == 0 {
                 self.events.add(SlabEvent::FreeAddPartial, 1);
@@ -272,7 +284,7 @@ impl Slabs {
             }
         }
         self.check(cache);
-        Ok(())
+        Ok(others)
     }
 
     /// Checks all slabs, in builds with `--cfg paranoid`.
@@ -290,6 +302,11 @@ impl Slabs {
         let free = self.free - self.empty * cache.geometry.per_slab;
         let all = (self.count - self.empty) * cache.geometry.per_slab;
         free > all / SHARE_SPARSE && free * cache.geometry.size > MIN_SPARSE
+    }
+
+    /// Returns whether no slab has a free object.
+    pub(crate) fn has_none_free(&self) -> bool {
+        self.free == 0
     }
 
     /// Returns the first slab of the fullest list: a partial slab, or else an empty one.
@@ -360,7 +377,7 @@ impl Slabs {
         KEPT.fetch_sub(self.empty * cache.geometry.granules, Relaxed);
         self.events.add(SlabEvent::SlabFree, self.count);
         let period = self.period;
-        let before = core::mem::replace(self, Slabs::new(self.events));
+        let before = core::mem::replace(self, Slabs::new(self.part, self.events));
         self.period = period;
         before.count
     }
@@ -431,6 +448,7 @@ impl Slabs {
         let slab = unsafe {
             (&raw mut (*record).guarded).write(Cell::new(false));
             (&raw mut (*record).fresh).write(AtomicBool::new(fresh));
+            (&raw mut (*record).part).write(AtomicU16::new(self.part));
             &*record
         };
         let first = start.wrapping_add(cache.geometry.color_of(index));

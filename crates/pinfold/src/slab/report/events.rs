@@ -43,6 +43,7 @@ impl Descriptor {
         for (node, words) in self.nodes().iter().zip(events) {
             node.count_in(words);
         }
+        self.show_more();
         row.state.store((state & !3) | 2, Release);
     }
 
@@ -53,6 +54,20 @@ impl Descriptor {
             let state = row.state.load(Relaxed);
             row.state.store((state & !3).wrapping_add(4), Release);
             events.iter().for_each(NodeEvents::clear);
+            segment::give_split_rows(self.id.position());
+        }
+    }
+
+    /// Makes the parts of a split cache count in the statistics segment, if it has rows for them.
+    pub(crate) fn show_more(&self) {
+        if !self.is_split() || self.id.position() >= segment::CACHES {
+            return;
+        }
+        for part in self.more() {
+            let node = part.number() % self.nodes().len();
+            if let Some(words) = segment::claim_split_row(self.id.position(), node) {
+                part.count_in(words);
+            }
         }
     }
 }

@@ -234,8 +234,8 @@ impl Info {
     pub(crate) fn counts(&self) -> [u64; EVENTS] {
         let counts = self.read_alive(|cache| {
             let mut counts = [0; EVENTS];
-            let nodes = cache.nodes().iter();
-            nodes.for_each(|node| node.add_events(&mut counts));
+            let parts = cache.parts();
+            parts.for_each(|part| part.add_events(&mut counts));
             Reading {
                 counts,
                 ..Reading::default()
@@ -266,8 +266,8 @@ impl Info {
 pub(super) fn read(cache: &Descriptor) -> Reading {
     let mut reading = Reading::default();
     count_sheaves(cache, &mut reading.usage);
-    let nodes = cache.nodes().iter();
-    nodes.for_each(|node| node.tally(cache, &mut reading));
+    let parts = cache.parts();
+    parts.for_each(|part| part.tally(cache, &mut reading));
     let usage = &mut reading.usage;
     usage.total = usage.slabs * cache.geometry.per_slab;
     let in_sheaves = usage.cpu_objects + usage.barn_objects;

@@ -48,7 +48,7 @@ pub unsafe fn defrag_hint(block: *const u8) -> bool {
 pub unsafe fn defrag(block: *mut u8) -> Option<NonNull<u8>> {
     // SAFETY: the caller owns the block.
     let (cache, node) = unsafe { sparse(block) }?;
-    let number = arena::node_of(block as usize).min(cache.nodes().len() - 1);
+    let number = cache.node_of(block);
     let mut taken = [null_mut()];
     if node.take_objects(cache, NodeRequest::only(number), &mut taken) == 0 {
         return None;
@@ -57,14 +57,14 @@ pub unsafe fn defrag(block: *mut u8) -> Option<NonNull<u8>> {
     let head = |object: *mut u8| arena::head_of(object as usize);
     if head(new) == head(block) {
         // SAFETY: this thread has just taken the object from its slab.
-        unsafe { node.give_objects(cache, &[new]) };
+        unsafe { node.give_objects(cache, &mut [new]) };
         return None;
     }
     // SAFETY: both blocks are of the cache, whose objects have this size. The caller owns one, and
     // this thread has just taken the other. `sparse` returned the node of the block's memory.
     unsafe {
         new.copy_from_nonoverlapping(block, cache.geometry.size);
-        node.give_objects(cache, &[block]);
+        node.give_objects(cache, &mut [block]);
     }
     NonNull::new(new)
 }
@@ -79,7 +79,9 @@ pub fn defrag_alloc(size: usize) -> Option<NonNull<u8>> {
     let cache = of_class(class).filter(|cache| shares_slabs(cache))?;
     let request = cache.request();
     let mut taken = [null_mut()];
-    cache.nodes()[request.node].take_objects(cache, request, &mut taken);
+    cache
+        .part_here(request.node)
+        .take_objects(cache, request, &mut taken);
     NonNull::new(taken[0])
 }
 
@@ -98,7 +100,7 @@ pub unsafe fn defrag_free(block: *mut u8) -> bool {
     cache.is_some_and(|cache| {
         // SAFETY: the caller passes ownership of the block. The page map says that it is of the
         // cache, and `home` returns the node of its memory.
-        unsafe { cache.home(block).give_objects(cache, &[block]) };
+        unsafe { cache.give_home(&mut [block]) };
         true
     })
 }

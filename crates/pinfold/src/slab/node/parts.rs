@@ -1,0 +1,383 @@
+//! Parts: the CPUs of a node share a cache's slabs, or each has its own.
+//!
+//! At first a cache has one part on each node: a barn and slabs under one lock (`part`). If several
+//! CPUs exchange sheaves all the time, they wait for each other at this lock. Worse, the barn and
+//! the slabs mix the objects of all CPUs. So a CPU often gets an object that another CPU has used,
+//! and has to fetch the object's cache lines from there. So once threads have had to wait for a
+//! part's lock often, the cache is *split*: from then on, each CPU has a part of its own on each
+//! node. (On a machine with more than [`MAX_PARTS`] CPUs, several CPUs share a part.) A cache stays
+//! split.
+//!
+//! # Which part an object is of
+//!
+//! A slab stays in the lists of the part that made it, and has that part's number
+//! (`Slab::part`). The number is written before the slab's objects are handed out. So a thread that
+//! holds an object reads the right number, without a lock. The part of an object never changes.
+//!
+//! # How objects move
+//!
+//! 1. A sheaf may hold objects of any parts of a node. A free pushes the object on a sheaf of its
+//!    CPU, and a full sheaf goes to the barn of the CPU's part, whichever objects it holds.
+//! 2. If that barn has enough sheaves, the oldest leaves it. The part's own objects go to their
+//!    slabs. The sheaf then goes to the part of its first object: to the barn, if that one has room,
+//!    or else that part's objects go to their slabs, and so on ([`Descriptor::hand_over`]). So
+//!    objects that one CPU allocates and another one frees go back by sheaves.
+//! 3. A part whose barn and slabs have no free object takes objects of a part with sparse slabs
+//!    before it makes a slab. So the parts together have few more free objects than one part would
+//!    have.
+//!
+//! A thread holds the lock of one part at a time.
+
+use super::part::Node;
+use crate::arena::{self, NodeRequest};
+use crate::slab::cache::descriptor::{Descriptor, registry_try_lock};
+use crate::slab::cpu::sheaf::{Sheaf, SheafList};
+use crate::slab::node::slabs::slab_of;
+use core::ptr::NonNull;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+/// The largest number of parts of a cache on a node.
+const MAX_PARTS: usize = 32;
+
+/// Returns how many parts a split cache has on each node.
+fn most_parts() -> usize {
+    pinfold_rseq::possible().clamp(1, MAX_PARTS)
+}
+
+impl Descriptor {
+    /// Returns whether each CPU has a part of its own.
+    pub(crate) fn is_split(&self) -> bool {
+        // Acquire pairs with the release in `split`: a thread that sees the mark sees the parts.
+        self.split.load(Acquire)
+    }
+
+    /// Returns the parts that a split cache has besides the first one of each node.
+    pub(crate) fn more(&self) -> &[Node] {
+        // Acquire pairs with the release in `split`.
+        match NonNull::new(self.more.load(Acquire)) {
+            // SAFETY: `split` made this many parts here. They are never freed.
+            Some(first) => unsafe {
+                core::slice::from_raw_parts(first.as_ptr(), self.more_count())
+            },
+            None => &[],
+        }
+    }
+
+    fn more_count(&self) -> usize {
+        (most_parts() - 1) * self.nodes().len()
+    }
+
+    /// Iterates over all parts. The first part of each node comes first, in the order of the nodes.
+    pub(crate) fn parts(&self) -> impl Iterator<Item = &Node> {
+        self.nodes().iter().chain(self.more())
+    }
+
+    /// Iterates over the parts that are looked after in round `round`: all of a cache that is not
+    /// split, and one of a split cache.
+    pub(crate) fn parts_in_turn(&self, round: usize) -> impl Iterator<Item = &Node> {
+        let (nodes, more) = (self.nodes().len(), self.more().len());
+        let (skip, take) = match self.is_split() {
+            true => (round % (nodes + more), 1),
+            false => (0, nodes),
+        };
+        self.parts().skip(skip).take(take)
+    }
+
+    /// Returns part `number`: of the first parts of the nodes, or of those that `split` has made.
+    fn part(&self, number: usize) -> &Node {
+        let nodes = self.nodes();
+        let others = || self.more().get(number - nodes.len());
+        nodes.get(number).or_else(others).unwrap_or(&nodes[0])
+    }
+
+    /// Returns the part on node `node` that serves the current CPU.
+    pub(crate) fn part_here(&self, node: usize) -> &Node {
+        if !self.is_split() {
+            return &self.nodes()[node];
+        }
+        let nth = pinfold_rseq::current() % most_parts();
+        self.part(nth * self.nodes().len() + node)
+    }
+
+    /// Iterates over the parts on node `node`.
+    pub(crate) fn parts_of(&self, node: usize) -> impl Iterator<Item = &Node> {
+        self.parts().skip(node).step_by(self.nodes().len())
+    }
+
+    /// Returns the number of the node whose memory holds `object`, which is an object of this
+    /// cache.
+    pub(crate) fn node_of(&self, object: *mut u8) -> usize {
+        arena::node_of(object as usize).min(self.nodes().len() - 1)
+    }
+
+    /// Returns the part that `object` is of, which is an object of this cache. The caller holds the
+    /// object.
+    pub(crate) fn home(&self, object: *mut u8) -> &Node {
+        if !self.is_split() || !self.contains(object) {
+            return &self.nodes()[self.node_of(object)];
+        }
+        // SAFETY: `contains` found that the object lies in a slab of the cache. The slab stays
+        // while the caller holds the object. This accesses an atomic only.
+        self.part(unsafe { slab_of(object) }.part.load(Relaxed).into())
+    }
+
+    /// Exchanges `empty` for a sheaf with objects of the node that `request` names: at `part`, which
+    /// serves the current CPU, or at another one. See [`Node::exchange_for_full`].
+    pub(crate) fn exchange_for_full(
+        &self,
+        request: NodeRequest,
+        part: &Node,
+        mut empty: Option<Sheaf>,
+    ) -> Result<Sheaf, Option<Sheaf>> {
+        if !self.is_split() {
+            if part.is_crowded() {
+                self.split();
+            }
+            return part.exchange_for_full(self, request, empty, true);
+        }
+        let sparse = self.parts_of(request.node);
+        let sparse = sparse.filter(|other| other.is_sparse() && !core::ptr::eq(*other, part));
+        for part in core::iter::once(part).chain(sparse) {
+            match part.exchange_for_full(self, request, empty, false) {
+                Err(other) => empty = other,
+                full => return full,
+            }
+        }
+        part.exchange_for_full(self, request, empty, true)
+    }
+
+    /// Gives a cache whose CPUs wait for each other a part for each CPU. Does nothing if there is
+    /// no memory, or another thread makes or retires a cache, or splits one.
+    #[cold]
+    #[inline(never)]
+    fn split(&self) {
+        if self.checks() || most_parts() == 1 {
+            return;
+        }
+        // A fork holds this lock while it takes those of all parts, so it meets either none of the
+        // new parts or all of them.
+        let Some(_registry) = registry_try_lock() else {
+            return;
+        };
+        if self.more.load(Relaxed).is_null() {
+            let Some(parts) = Node::make(self.nodes().len(), self.more_count()) else {
+                return;
+            };
+            self.more.store(parts.cast().as_ptr(), Release);
+        }
+        self.split.store(true, Release);
+        self.show_more();
+    }
+
+    /// Gives the objects of a sheaf to the parts that they are of: the whole sheaf to the barn of
+    /// the first object's part, if that has room, or else each object to its slab. Returns an empty
+    /// sheaf.
+    pub(crate) fn hand_over(&self, mut sheaf: Sheaf) -> Sheaf {
+        while let Some(&first) = sheaf.objects().first() {
+            sheaf = self.home(first).take_in(self, sheaf);
+        }
+        sheaf
+    }
+
+    /// Gives the objects of sheaves to their slabs.
+    pub(crate) fn give_sheaves(&self, mut sheaves: SheafList) {
+        while let Some(mut sheaf) = sheaves.take() {
+            while let Some(&first) = sheaf.objects().first() {
+                self.home(first).give_from(self, &mut sheaf);
+            }
+            sheaf.discard();
+        }
+    }
+
+    /// Gives objects to their slabs, of whichever part and node.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the objects, which are free.
+    pub(crate) unsafe fn give_home(&self, objects: &mut [*mut u8]) {
+        let mut left = objects;
+        while let Some(&first) = left.first() {
+            // SAFETY: the caller owns the objects, and `home` returns the first one's part.
+            let others = unsafe { self.home(first).give_objects(self, left) };
+            left = &mut left[..others];
+        }
+    }
+
+    /// Moves the objects of all barns to their slabs, and gives all empty slabs back to the arena.
+    /// Returns how many went back. Waits for a fork.
+    pub(crate) fn shrink(&self) -> usize {
+        self.twice_if_split(|part| part.shrink(self))
+    }
+
+    /// Does what [`shrink`](Self::shrink) does, but leaves out what it would have to wait for
+    /// because of a fork.
+    pub(crate) fn give_all(&self) {
+        self.twice_if_split(|part| {
+            part.give_all(self);
+            0
+        });
+    }
+
+    /// Calls `f` with each part. Calls it again for a split cache, because a barn may hold objects
+    /// of parts that were called before.
+    fn twice_if_split(&self, f: impl Fn(&Node) -> usize) -> usize {
+        let rounds = 1 + usize::from(self.is_split());
+        (0..rounds).flat_map(|_| self.parts()).map(f).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slab::KmemCache;
+    use core::alloc::Layout;
+    use std::sync::mpsc::channel;
+    use std::vec::Vec;
+
+    /// Takes `count` objects from the slabs of one part.
+    fn take(cache: &KmemCache, part: &Node, count: usize) -> Vec<*mut u8> {
+        let mut objects = std::vec![core::ptr::null_mut(); count];
+        let request = NodeRequest::only(part.number() % cache.descriptor.nodes().len());
+        let taken = part.take_objects(cache.descriptor, request, &mut objects);
+        assert_eq!(taken, count);
+        objects
+    }
+
+    /// Returns a split cache, or `None` on a machine with one CPU.
+    fn split_cache(name: &str) -> Option<KmemCache> {
+        let cache = KmemCache::new(name, Layout::new::<[u64; 8]>()).unwrap();
+        while !cache.descriptor.is_split() && most_parts() > 1 {
+            // Another test may hold the registry's lock.
+            cache.descriptor.split();
+        }
+        cache.descriptor.is_split().then_some(cache)
+    }
+
+    #[test]
+    fn an_object_goes_back_to_its_part() {
+        let Some(cache) = split_cache("homes") else {
+            return;
+        };
+        let mut objects = Vec::new();
+        for part in cache.descriptor.parts() {
+            let taken = take(&cache, part, 300);
+            let is_home = |&object: &*mut u8| core::ptr::eq(cache.descriptor.home(object), part);
+            assert!(taken.iter().all(is_home));
+            objects.extend(taken);
+        }
+        // Objects of all parts lie beside each other in every sheaf.
+        let half = objects.len() / 2;
+        let mixed: Vec<_> = (0..half)
+            .flat_map(|at| [objects[at], objects[half + at]])
+            .collect();
+        for object in mixed {
+            // SAFETY: the object was taken above, and is not used any more.
+            unsafe { cache.free(NonNull::new(object).unwrap()) };
+        }
+        cache.validate().unwrap();
+        assert_eq!(cache.usage().active, 0);
+        cache.shrink().unwrap();
+        assert_eq!(cache.usage().slabs, 0);
+    }
+
+    #[test]
+    fn a_sheaf_of_another_part_goes_there_whole() {
+        let Some(cache) = split_cache("sheaves") else {
+            return;
+        };
+        let descriptor = cache.descriptor;
+        let Some(other) = descriptor.more().first() else {
+            return;
+        };
+        let capacity = descriptor.capacity();
+        let mut sheaf = Sheaf::new(capacity).unwrap();
+        sheaf
+            .slots()
+            .copy_from_slice(&take(&cache, other, capacity));
+        sheaf.set_len(capacity);
+        let empty = descriptor.hand_over(sheaf);
+        assert!(empty.is_empty());
+        empty.discard();
+        assert_eq!(cache.usage().barn_objects, capacity);
+        assert_eq!(cache.usage().active, 0);
+        let full = other.exchange_for_full(descriptor, NodeRequest::only(0), None, false);
+        let full = full.unwrap();
+        assert_eq!(full.len(), capacity);
+        descriptor.put(other, full);
+    }
+
+    #[test]
+    fn a_part_takes_from_a_sparse_one_before_it_makes_a_slab() {
+        let Some(cache) = split_cache("sparse") else {
+            return;
+        };
+        let descriptor = cache.descriptor;
+        let Some(other) = descriptor.more().first() else {
+            return;
+        };
+        let mut objects = take(&cache, other, 100_000);
+        let mut freed: Vec<_> = objects.iter().copied().step_by(2).collect();
+        let mut kept: Vec<_> = objects.drain(..).skip(1).step_by(2).collect();
+        // SAFETY: the objects were taken above, and are not used any more.
+        unsafe { descriptor.give_home(&mut freed) };
+        other.release_idle(descriptor, 1_000_000);
+        assert!(other.is_sparse());
+        let before = cache.usage().slabs;
+        let here = &descriptor.nodes()[0];
+        let request = NodeRequest::only(0);
+        for _ in 0..100 {
+            let full = descriptor.exchange_for_full(request, here, None).unwrap();
+            let mut full = full;
+            kept.extend_from_slice(full.objects());
+            full.set_len(0);
+            full.discard();
+        }
+        assert_eq!(cache.usage().slabs, before);
+        // SAFETY: as above.
+        unsafe { descriptor.give_home(&mut kept) };
+        assert_eq!(cache.usage().active, 0);
+    }
+
+    #[test]
+    fn a_crowded_cache_is_split_and_its_number_serves_again() {
+        let cache = KmemCache::new("crowded", Layout::new::<[u64; 8]>()).unwrap();
+        if most_parts() == 1 {
+            return;
+        }
+        let number = cache.descriptor.id;
+        // Frees what another thread allocates, until both have waited often enough.
+        std::thread::scope(|scope| {
+            let (sender, receiver) = channel::<Vec<usize>>();
+            let cache = &cache;
+            scope.spawn(move || {
+                for batch in receiver {
+                    for object in batch {
+                        let object = NonNull::new(object as *mut u8).unwrap();
+                        // SAFETY: the other thread sent the object, and does not use it any more.
+                        unsafe { cache.free(object) };
+                    }
+                }
+            });
+            let wait = std::time::Instant::now();
+            while !cache.descriptor.is_split() && wait.elapsed().as_secs() < 60 {
+                let batch = (0..20_000).map(|_| cache.alloc().unwrap().as_ptr() as usize);
+                sender.send(batch.collect()).unwrap();
+            }
+        });
+        assert!(cache.descriptor.is_split());
+        cache.validate().unwrap();
+        assert_eq!(cache.usage().active, 0);
+        cache.destroy().unwrap();
+        // A new cache with the number begins without a split, and can be split again.
+        let again = split_cache("again").unwrap();
+        if again.descriptor.id == number {
+            assert!(again.descriptor.parts().all(Node::is_bare));
+        }
+        for part in again.descriptor.parts() {
+            let mut objects = take(&again, part, 10);
+            // SAFETY: the objects were taken above, and are not used any more.
+            unsafe { again.descriptor.give_home(&mut objects) };
+        }
+        again.destroy().unwrap();
+    }
+}
