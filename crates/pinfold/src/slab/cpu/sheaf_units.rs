@@ -210,7 +210,7 @@ impl Descriptor {
                 node.count(SlabEvent::FreeLockless, 1);
                 Ok(sheaf)
             }
-            other => node.exchange_for_empty(self, other),
+            other => self.exchange_for_empty(node, other),
         };
         match sheaf {
             Ok(mut sheaf) if !sheaf.is_full() => {

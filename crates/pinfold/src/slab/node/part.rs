@@ -300,12 +300,14 @@ impl Node {
 
     /// Takes a sheaf of which at least the first object is of this part. Puts the sheaf into the
     /// barn and returns an empty one, if the barn has room for it. Otherwise gives the part's own
-    /// objects to their slabs and returns the sheaf with the others.
-    pub(crate) fn take_in(&self, cache: &Descriptor, mut sheaf: Sheaf) -> Sheaf {
+    /// objects to their slabs and returns the sheaf with the others. Counts `frees` frees.
+    pub(crate) fn take_in(&self, cache: &Descriptor, mut sheaf: Sheaf, frees: usize) -> Sheaf {
         let Some(mut stock) = self.stock() else {
+            self.count(SlabEvent::FreeLockless, frees);
             self.set_first_aside(cache, &mut sheaf);
             return sheaf;
         };
+        stock.count(SlabEvent::FreeSlowpath, frees);
         let is_mostly_full = sheaf.len() > cache.capacity() / 2;
         if is_mostly_full && stock.full.length < cache.barn_most(stock.slabs.count) {
             if let Some(empty) = stock.take_empty(cache) {

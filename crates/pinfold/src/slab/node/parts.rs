@@ -174,9 +174,48 @@ impl Descriptor {
     /// sheaf.
     pub(crate) fn hand_over(&self, mut sheaf: Sheaf) -> Sheaf {
         while let Some(&first) = sheaf.objects().first() {
-            sheaf = self.home(first).take_in(self, sheaf);
+            sheaf = self.home(first).take_in(self, sheaf, 0);
         }
         sheaf
+    }
+
+    /// Exchanges a full sheaf for an empty one: at `part`, which serves the current CPU, or at the
+    /// part of the sheaf's objects if they seem to be of one other part. See
+    /// [`Node::exchange_for_empty`].
+    pub(crate) fn exchange_for_empty(
+        &self,
+        part: &Node,
+        full: Option<Sheaf>,
+    ) -> Result<Sheaf, Option<Sheaf>> {
+        if !self.is_split() {
+            if part.is_crowded() {
+                self.split();
+            }
+            return part.exchange_for_empty(self, full);
+        }
+        match full {
+            Some(mut sheaf) => match self.only_home(sheaf.objects()) {
+                Some(home) if !core::ptr::eq(home, part) => {
+                    let rest = home.take_in(self, sheaf, 1);
+                    Ok(self.hand_over(rest))
+                }
+                _ => part.exchange_for_empty(self, Some(sheaf)),
+            },
+            None => part.exchange_for_empty(self, None),
+        }
+    }
+
+    /// Returns the part of the first, the middle and the last object, if it is the same.
+    fn only_home(&self, objects: &[*mut u8]) -> Option<&Node> {
+        let [first, .., last] = objects else {
+            return None;
+        };
+        let home = self.home(*first);
+        let others = [objects[objects.len() / 2], *last].map(|object| self.home(object));
+        others
+            .iter()
+            .all(|other| core::ptr::eq(*other, home))
+            .then_some(home)
     }
 
     /// Gives the objects of sheaves to their slabs.

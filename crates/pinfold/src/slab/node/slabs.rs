@@ -266,8 +266,20 @@ impl Slabs {
             // only if the slab is this part's, whose lock is held.
             let slab = unsafe { self.slab(index) };
             if slab.part.load(Relaxed) != self.part {
-                objects[others] = object;
-                (at, others) = (at + 1, others + 1);
+                let start = slab.start() as usize;
+                let is_beside =
+                    |object: usize| object.wrapping_sub(start) < cache.geometry.slab_bytes;
+                // The objects after it that are in the same slab need no look at the page map.
+                loop {
+                    objects.swap(at, others);
+                    (at, others) = (at + 1, others + 1);
+                    if !objects
+                        .get(at)
+                        .is_some_and(|&next| is_beside(next as usize))
+                    {
+                        break;
+                    }
+                }
                 continue;
             }
             let before = slab.free.get();
