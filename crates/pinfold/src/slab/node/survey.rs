@@ -3,6 +3,7 @@
 use super::look::Reading;
 use super::part::Node;
 use super::slabs::slab_of;
+use crate::segment::{EVENTS, SlabEvent};
 use crate::slab::cache::descriptor::Descriptor;
 use crate::slab::cpu::sheaf::SheafList;
 
@@ -20,6 +21,21 @@ impl Node {
         self.stock_after_fork().map_or((0, 0), |stock| {
             (stock.slabs.count, stock.slabs.in_use(cache))
         })
+    }
+
+    /// Returns how many slabs the part has, and how many of their objects are not free in their
+    /// slab, from the counts of events. Takes no lock, so the numbers are approximate while other
+    /// threads use the part.
+    pub(crate) fn count_and_in_use_now(&self) -> (usize, usize) {
+        let mut counts = [0; EVENTS];
+        self.add_events(&mut counts);
+        let apart = |more: SlabEvent, less: SlabEvent| {
+            counts[more as usize].saturating_sub(counts[less as usize]) as usize
+        };
+        (
+            apart(SlabEvent::SlabAlloc, SlabEvent::SlabFree),
+            apart(SlabEvent::Refilled, SlabEvent::Flushed),
+        )
     }
 
     /// Returns whether the node has no slab, no full sheaf and no object that is set aside. Returns

@@ -11,7 +11,6 @@
 
 use super::{MAX_CLASS_SIZE, class_of, class_of_any, is_sampled, of_class};
 use crate::arena::{self, NodeRequest};
-use crate::segment::{EVENTS, SlabEvent};
 use crate::slab::cache::descriptor::Descriptor;
 use crate::slab::node::part::Node;
 use crate::slab::node::slabs::slab_of;
@@ -129,13 +128,7 @@ unsafe fn sparse(block: *mut u8) -> Option<(&'static Descriptor, &'static Node)>
     // as the block is in use, which the caller promises. This accesses only atomics.
     let used = unsafe { slab_of(block) }.used_now(per_slab);
     let node = cache.home(block);
-    let mut counts = [0; EVENTS];
-    node.add_events(&mut counts);
-    let apart = |more: SlabEvent, less: SlabEvent| {
-        counts[more as usize].saturating_sub(counts[less as usize]) as usize
-    };
-    let slabs = apart(SlabEvent::SlabAlloc, SlabEvent::SlabFree);
-    let all_used = apart(SlabEvent::Refilled, SlabEvent::Flushed);
+    let (slabs, all_used) = node.count_and_in_use_now();
     let free = (slabs * per_slab).saturating_sub(all_used);
     let elsewhere = free.saturating_sub(per_slab - used);
     let helps = used < per_slab && used * slabs <= all_used && used <= elsewhere;
