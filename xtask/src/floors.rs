@@ -124,6 +124,7 @@ pub static FLOORS: [Floors; 5] = [
                 "registry",
                 "descriptor",
                 "part",
+                "parts",
                 "survey",
                 "handler_frees",
                 "debugged_node",

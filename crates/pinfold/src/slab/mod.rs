@@ -6,14 +6,16 @@
 //!
 //! ```text
 //!  alloc ◄── main sheaf ◄── spare sheaf ◄── barn ◄── partial slabs ◄── arena
-//!  free  ──►  per CPU   ──►   per CPU   ──► per node ──►  per node  ──► per node
-//!          no lock         no lock        node's lock  node's lock   arena's lock
+//!  free  ──►  per CPU   ──►   per CPU   ──► per part ──►  per part  ──► per node
+//!          no lock         no lock        part's lock  part's lock   arena's lock
 //! ```
 //!
 //! * A **sheaf** is an array of pointers to free objects (`sheaf`). Each CPU has a main sheaf and a
 //!   spare sheaf (`cache_units`). The fast paths pop from the main sheaf, or push to it, in one
 //!   **critical section**: a restartable sequence, or a short lock where the kernel offers none.
-//! * A **barn** is a node's store of full and empty sheaves. CPUs exchange sheaves there (`part`).
+//! * A **barn** is a store of full and empty sheaves. CPUs exchange sheaves there (`part`).
+//! * A **part** is a barn and slabs under one lock. A cache has one on each node, or one for each
+//!   CPU if CPUs wait for each other (`parts`).
 //! * A **slab** is a run of memory from the node's arena, cut into objects (`slabs`). The
 //!   run's record has a bit for each object, set while the object is free. So allocating and
 //!   freeing do not touch the objects.
@@ -37,7 +39,7 @@
 //! | caches | `kmem_cache`, `builder`, `lifetime`; `kmalloc`; `bundle`, `prefilled`, `mempool` |
 //! | the process | `fork` |
 //! | the protocol of CPUs | `sheaf_units`, `remote`, `idle`, `reclaim`; `in_flight`, `deferred`; `harden`, `debugged` |
-//! | a cache on a node | `place`, `registry`, `descriptor`, `part`, `survey`, `handler_frees`, `debugged_node`, `events`, `refuse` |
+//! | a cache on a node | `place`, `registry`, `descriptor`, `part`, `parts`, `survey`, `handler_frees`, `debugged_node`, `events`, `refuse` |
 //! | slabs and sheaves | `objects`, `slabs`, `slab_bits`, `purge`, `look`, `guard`; `sheaf` |
 //! | plain facts | `geometry`, `tune`, `key`, `debug` |
 //! | beside | [`grace`] |
@@ -49,7 +51,7 @@
 //! |---|---|---|
 //! | in a unit: main, spare, held or deferred | operations on the unit's CPU | a thread exchanges the unit's word for another, or takes it out of a stopped unit |
 //! | in hand | the thread that took it | the thread installs it in a unit, puts it into a barn, seals or discards it |
-//! | in a barn | the holder of the node's lock | a CPU gets it in an exchange, or its objects go to their slabs |
+//! | in a barn | the holder of the part's lock | a CPU gets it in an exchange, or its objects go to their slabs |
 //! | sealed, pending | the thread that takes the list; the holder of the lock `pending` | its grace period ends, and a thread takes it in hand |
 //! | in the pool of blocks, without objects | the holder of the pool's lock | a thread takes it in hand |
 

@@ -62,7 +62,7 @@ impl Node {
         };
         self.take_back(cache, &mut stock);
         let mut slot = [null_mut()];
-        if stock.slabs.take(cache, request, &mut slot) == 0 {
+        if stock.slabs.take(cache, request, &mut slot, true) == 0 {
             return Ok(None);
         }
         stock.count(SlabEvent::Refilled, 1);

@@ -296,7 +296,7 @@ impl Descriptor {
         let mut got = 0;
         while got < objects.len() {
             let rest = &mut objects[got..];
-            let taken = self.nodes()[request.node].take_objects(self, request, rest);
+            let taken = self.nodes()[request.node].take_objects(self, request, rest, true);
             // `arm` leaves out objects that were written to. The next iteration takes others
             // instead.
             let kept = self.arm(hardening, &mut rest[..taken]);

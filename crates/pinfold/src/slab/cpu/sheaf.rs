@@ -19,7 +19,7 @@
 //! | the sheaf is | only this may touch it |
 //! |---|---|
 //! | in a CPU's unit | operations on that CPU |
-//! | in a barn | the holder of the node's lock |
+//! | in a barn | the holder of the part's lock |
 //! | in hand | the thread that took it out |
 //!
 //! A thread may read a word from a unit, and read the sheaf after another thread took it. So blocks

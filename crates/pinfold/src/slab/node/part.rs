@@ -197,15 +197,11 @@ impl Node {
         grows: bool,
     ) -> Result<Sheaf, Option<Sheaf>> {
         let Some(mut stock) = self.stock_of(cache) else {
-            self.count(SlabEvent::AllocLockless, 1);
+            self.count(SlabEvent::AllocLockless, grows.into());
             return Err(empty);
         };
         self.sparse.store(stock.is_draining(cache), Relaxed);
         self.take_back(cache, &mut stock);
-        if !grows && stock.full.length == 0 && stock.slabs.has_none_free() {
-            return Err(empty);
-        }
-        stock.count(SlabEvent::AllocSlowpath, 1);
         // A hardened cache takes full sheaves from the barn only in `exchange_quarantined`.
         let from_barn = cache.hardening.is_none();
         if let Some(full) = from_barn.then(|| stock.take_full()).flatten() {
@@ -213,10 +209,10 @@ impl Node {
                 stock.put_empty(cache, empty);
             }
             stock.idle = stock.idle.min(stock.full.length);
+            stock.count(SlabEvent::AllocSlowpath, 1);
             stock.count(SlabEvent::BarnGet, 1);
             return Ok(full);
         }
-        stock.count(SlabEvent::BarnGetFail, 1);
         let mut sheaf = match empty {
             Some(mut sheaf) => {
                 sheaf.resize(stock.capacity(cache));
@@ -225,17 +221,22 @@ impl Node {
             None => stock.take_empty(cache).ok_or(None)?,
         };
         let slots = sheaf.slots();
-        let taken = stock.slabs.take(cache, request, slots);
+        let taken = stock.slabs.take(cache, request, slots, grows);
         if taken < slots.len() {
             slots.copy_within(slots.len() - taken.., 0);
         }
         sheaf.set_len(taken);
+        if taken == 0 && !grows {
+            // The caller asks again, and counts then.
+            return Err(Some(sheaf));
+        }
+        stock.count(SlabEvent::AllocSlowpath, 1);
+        stock.count(SlabEvent::BarnGetFail, 1);
         stock.count(SlabEvent::Refilled, taken);
         stock.count(SlabEvent::SheafRefill, taken);
-        if taken == 0 {
-            Err(Some(sheaf))
-        } else {
-            Ok(sheaf)
+        match taken {
+            0 => Err(Some(sheaf)),
+            _ => Ok(sheaf),
         }
     }
 
@@ -309,12 +310,13 @@ impl Node {
         };
         stock.count(SlabEvent::FreeSlowpath, frees);
         let is_mostly_full = sheaf.len() > cache.capacity() / 2;
-        if is_mostly_full && stock.full.length < cache.barn_most(stock.slabs.count) {
-            if let Some(empty) = stock.take_empty(cache) {
-                stock.count(SlabEvent::BarnPut, 1);
-                stock.put_full(sheaf);
-                return empty;
-            }
+        if is_mostly_full
+            && stock.full.length < cache.barn_most(stock.slabs.count)
+            && let Some(empty) = stock.take_empty(cache)
+        {
+            stock.count(SlabEvent::BarnPut, 1);
+            stock.put_full(sheaf);
+            return empty;
         }
         self.flush(cache, &mut stock, &mut sheaf);
         sheaf
@@ -398,18 +400,20 @@ impl Node {
         flushed
     }
 
-    /// Fills `objects` from slabs, from its start. Returns how many objects it took.
+    /// Fills `objects` from slabs, from its start. Makes slabs only if the part `grows`. Returns how
+    /// many objects it took.
     pub(crate) fn take_objects(
         &self,
         cache: &Descriptor,
         request: NodeRequest,
         objects: &mut [*mut u8],
+        grows: bool,
     ) -> usize {
         let Some(mut stock) = self.stock_of(cache) else {
             return 0;
         };
         self.take_back(cache, &mut stock);
-        let taken = stock.slabs.take(cache, request, objects);
+        let taken = stock.slabs.take(cache, request, objects, grows);
         stock.count(SlabEvent::Refilled, taken);
         let length = objects.len();
         objects.copy_within(length - taken.., 0);

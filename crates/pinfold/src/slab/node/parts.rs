@@ -152,6 +152,28 @@ impl Descriptor {
         part.exchange_for_full(self, request, empty, true)
     }
 
+    /// Fills `objects` from slabs of the node that `request` names: of the current CPU's part, and
+    /// before that one makes a slab, of others. If the node has no memory for a slab, takes what any
+    /// part has. Returns how many objects it took.
+    pub(crate) fn take_objects(&self, request: NodeRequest, objects: &mut [*mut u8]) -> usize {
+        let here = self.part_here(request.node);
+        if !self.is_split() {
+            return here.take_objects(self, request, objects, true);
+        }
+        let others = || self.parts_of(request.node).map(|part| (part, false));
+        let rich = others().filter(|&(part, _)| self.has_many_free(part));
+        let steps = core::iter::once((here, false)).chain(rich);
+        let steps = steps.chain([(here, true)]).chain(others());
+        let mut got = 0;
+        for (part, grows) in steps {
+            if got == objects.len() {
+                break;
+            }
+            got += part.take_objects(self, request, &mut objects[got..], grows);
+        }
+        got
+    }
+
     /// Returns whether many objects are free in the slabs of a part. Takes no lock, so the answer
     /// is approximate while other threads use the part.
     fn has_many_free(&self, part: &Node) -> bool {
@@ -292,7 +314,7 @@ mod tests {
     fn take(cache: &KmemCache, part: &Node, count: usize) -> Vec<*mut u8> {
         let mut objects = std::vec![core::ptr::null_mut(); count];
         let request = NodeRequest::only(part.number() % cache.descriptor.nodes().len());
-        let taken = part.take_objects(cache.descriptor, request, &mut objects);
+        let taken = part.take_objects(cache.descriptor, request, &mut objects, true);
         assert_eq!(taken, count);
         objects
     }

@@ -130,15 +130,6 @@ impl Descriptor {
         if let Some(hardening) = &self.hardening {
             return self.alloc_hardened_from(hardening, request, objects);
         }
-        let here = self.part_here(request.node);
-        let mut got = here.take_objects(self, request, objects);
-        let others = self.parts_of(request.node);
-        for part in others.filter(|part| !core::ptr::eq(*part, here)) {
-            if got == objects.len() {
-                break;
-            }
-            got += part.take_objects(self, request, &mut objects[got..]);
-        }
-        got
+        self.take_objects(request, objects)
     }
 }

@@ -216,16 +216,19 @@ impl Slabs {
 
     /// Fills `slots` with objects, from its end. A sheaf pops its last slot first, so it hands out
     /// the objects in the order in which they were taken. Returns how many slots it filled: fewer
-    /// than all only if this node has no more memory.
+    /// than all only if no slab may be made (`grows`), or this node has no more memory.
     pub(crate) fn take(
         &mut self,
         cache: &Objects,
         request: NodeRequest,
         slots: &mut [*mut u8],
+        grows: bool,
     ) -> usize {
         let mut left = slots.len();
         while left > 0 {
-            let Some(index) = self.fullest().or_else(|| self.add_slab(cache, request)) else {
+            let fullest = self.fullest();
+            let new = || grows.then(|| self.add_slab(cache, request)).flatten();
+            let Some(index) = fullest.or_else(new) else {
                 break;
             };
             // SAFETY: the slab comes from this node's lists.
@@ -314,11 +317,6 @@ impl Slabs {
         let free = self.free - self.empty * cache.geometry.per_slab;
         let all = (self.count - self.empty) * cache.geometry.per_slab;
         free > all / SHARE_SPARSE && free * cache.geometry.size > MIN_SPARSE
-    }
-
-    /// Returns whether no slab has a free object.
-    pub(crate) fn has_none_free(&self) -> bool {
-        self.free == 0
     }
 
     /// Returns the first slab of the fullest list: a partial slab, or else an empty one.

@@ -49,7 +49,7 @@ pub unsafe fn defrag(block: *mut u8) -> Option<NonNull<u8>> {
     let (cache, node) = unsafe { sparse(block) }?;
     let number = cache.node_of(block);
     let mut taken = [null_mut()];
-    if node.take_objects(cache, NodeRequest::only(number), &mut taken) == 0 {
+    if node.take_objects(cache, NodeRequest::only(number), &mut taken, true) == 0 {
         return None;
     }
     let [new] = taken;
@@ -80,7 +80,7 @@ pub fn defrag_alloc(size: usize) -> Option<NonNull<u8>> {
     let mut taken = [null_mut()];
     cache
         .part_here(request.node)
-        .take_objects(cache, request, &mut taken);
+        .take_objects(cache, request, &mut taken, true);
     NonNull::new(taken[0])
 }
 
