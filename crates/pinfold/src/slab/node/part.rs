@@ -400,8 +400,8 @@ impl Node {
         flushed
     }
 
-    /// Fills `objects` from slabs, from its start. Makes slabs only if the part `grows`. Returns how
-    /// many objects it took.
+    /// Fills `objects` from slabs, from its start. Makes slabs only if the part `grows`. Returns
+    /// how many objects it took.
     pub(crate) fn take_objects(
         &self,
         cache: &Descriptor,

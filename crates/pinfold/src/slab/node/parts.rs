@@ -19,9 +19,9 @@
 //! 1. A sheaf may hold objects of any parts of a node. A free pushes the object on a sheaf of its
 //!    CPU, and a full sheaf goes to the barn of the CPU's part, whichever objects it holds.
 //! 2. If that barn has enough sheaves, the oldest leaves it. The part's own objects go to their
-//!    slabs. The sheaf then goes to the part of its first object: to the barn, if that one has room,
-//!    or else that part's objects go to their slabs, and so on ([`Descriptor::hand_over`]). So
-//!    objects that one CPU allocates and another one frees go back by sheaves.
+//!    slabs. The sheaf then goes to the part of its first object: to the barn, if that one has
+//!    room, or else that part's objects go to their slabs, and so on ([`Descriptor::hand_over`]).
+//!    So objects that one CPU allocates and another one frees go back by sheaves.
 //! 3. A part whose barn and slabs have no free object takes objects of a part that has
 //!    [many](Descriptor::has_many_free) before it makes a slab. So the slabs of all parts together
 //!    have few more free objects than those of one part would have.
@@ -126,8 +126,8 @@ impl Descriptor {
         self.part(unsafe { slab_of(object) }.part.load(Relaxed).into())
     }
 
-    /// Exchanges `empty` for a sheaf with objects of the node that `request` names: at `part`, which
-    /// serves the current CPU, or at another one. See [`Node::exchange_for_full`].
+    /// Exchanges `empty` for a sheaf with objects of the node that `request` names: at `part`,
+    /// which serves the current CPU, or at another one. See [`Node::exchange_for_full`].
     pub(crate) fn exchange_for_full(
         &self,
         request: NodeRequest,
@@ -153,8 +153,8 @@ impl Descriptor {
     }
 
     /// Fills `objects` from slabs of the node that `request` names: of the current CPU's part, and
-    /// before that one makes a slab, of others. If the node has no memory for a slab, takes what any
-    /// part has. Returns how many objects it took.
+    /// before that one makes a slab, of others. If the node has no memory for a slab, takes what
+    /// any part has. Returns how many objects it took.
     pub(crate) fn take_objects(&self, request: NodeRequest, objects: &mut [*mut u8]) -> usize {
         let here = self.part_here(request.node);
         if !self.is_split() {
