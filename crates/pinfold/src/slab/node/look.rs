@@ -119,6 +119,9 @@ impl Slabs {
                 if !core::ptr::eq(slab.cache.get(), cache) {
                     return Err(("slab of another cache in a list", start));
                 }
+                if slab.part.load(Relaxed) != self.part {
+                    return Err(("slab of another part in a list", start));
+                }
                 if bits != slab.free.get() {
                     return Err(("count of free objects is wrong", start));
                 }

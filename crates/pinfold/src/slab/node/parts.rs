@@ -33,6 +33,7 @@ use crate::arena::{self, NodeRequest};
 use crate::slab::cache::descriptor::{Descriptor, registry_try_lock};
 use crate::slab::cpu::sheaf::{Sheaf, SheafList};
 use crate::slab::node::slabs::slab_of;
+use crate::sys;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
@@ -89,10 +90,10 @@ impl Descriptor {
     }
 
     /// Returns part `number`: of the first parts of the nodes, or of those that `split` has made.
-    fn part(&self, number: usize) -> &Node {
+    fn part(&self, number: usize) -> Option<&Node> {
         let nodes = self.nodes();
         let others = || self.more().get(number - nodes.len());
-        nodes.get(number).or_else(others).unwrap_or(&nodes[0])
+        nodes.get(number).or_else(others)
     }
 
     /// Returns the part on node `node` that serves the current CPU.
@@ -101,7 +102,8 @@ impl Descriptor {
             return &self.nodes()[node];
         }
         let nth = pinfold_rseq::current() % most_parts();
-        self.part(nth * self.nodes().len() + node)
+        let part = self.part(nth * self.nodes().len() + node);
+        part.unwrap_or(&self.nodes()[node])
     }
 
     /// Iterates over the parts on node `node`.
@@ -123,7 +125,14 @@ impl Descriptor {
         }
         // SAFETY: `contains` found that the object lies in a slab of the cache. The slab stays
         // while the caller holds the object. This accesses an atomic only.
-        self.part(unsafe { slab_of(object) }.part.load(Relaxed).into())
+        let number = unsafe { slab_of(object) }.part.load(Relaxed);
+        let wrong = || {
+            sys::die(format_args!(
+                "{object:p} is of no part of cache {}",
+                self.name()
+            ))
+        };
+        self.part(number.into()).unwrap_or_else(wrong)
     }
 
     /// Exchanges `empty` for a sheaf with objects of the node that `request` names: at `part`,

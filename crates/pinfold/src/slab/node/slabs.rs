@@ -142,7 +142,7 @@ pub(crate) struct Slabs {
     /// Where the holder of the node's lock counts events.
     pub(crate) events: &'static NodeEvents,
     /// The part's number.
-    part: u16,
+    pub(crate) part: u16,
 }
 
 /// Returns the list that a slab of `cache` with `free` free objects belongs in.
