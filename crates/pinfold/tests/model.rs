@@ -31,10 +31,17 @@
 //! | `Cpu::exchange` | `rseq/src/arch/aarch64.rs` `store_if_equal` | `ed3e0ec2f43a4cc7` |
 //! | `Cpu::take_spare` | `pinfold/src/slab/` `Descriptor::take_spare` | `fb3b3a9b647996a0` |
 //! | `Cpu::install` | `pinfold/src/slab/` `Descriptor::install` | `f47fd15e8c584add` |
-//! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::alloc_slow` | `b84c5937568c6ec2` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::alloc_slow` | `0cfcea45f04d49df` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::free_slow` | `79a2b3c6d596c709` |
-//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `489e447127e7922f` |
-//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `a35a3d55901e6b5d` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `0af38e5b85af7c62` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `658aa9e0eb887315` |
+//! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Descriptor::exchange_for_empty` | `ba32e57c8200db66` |
+//! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Node::flush_oldest` | `68d86eb05837f7b5` |
+//! | `Parts::hand_over` | `pinfold/src/slab/` `Descriptor::hand_over` | `22111b4621a2a6e4` |
+//! | `Parts::take_in` | `pinfold/src/slab/` `Node::take_in` | `99ba48cb58507c66` |
+//! | `Parts::empty` | `pinfold/src/slab/` `Node::empty` | `3a1ca5820cba4a5d` |
+//! | `Parts::empty` | `pinfold/src/slab/` `Descriptor::give_sheaves` | `172b38a810c95e96` |
+//! | `Part::give` | `pinfold/src/slab/` `Slabs::give` | `4a64254eb7099605` |
 #![cfg(loom)]
 
 #[macro_use]
@@ -71,6 +78,8 @@ enum Fault {
     TakeRelaxed,
     /// An operation on a CPU's word stores without comparing.
     NoCompare,
+    /// A part gives objects of another part to its own slabs.
+    NotHome,
 }
 
 std::thread_local! {
@@ -446,6 +455,104 @@ fn two_slow_paths(fault: Fault) {
     });
 }
 
+/// The two parts of a split cache, each under its lock. An object is a number, and of the part that
+/// the number's remainder says.
+struct Parts([Mutex<Part>; 2]);
+
+#[derive(Default)]
+struct Part {
+    barn: Vec<Vec<usize>>,
+    /// The free objects of the slabs.
+    slabs: Vec<usize>,
+}
+
+impl Part {
+    /// How many full sheaves the barn holds.
+    const MOST: usize = 1;
+
+    /// Gives the objects of part `number` to the slabs of this one, and returns the others.
+    fn give(&mut self, number: usize, sheaf: Vec<usize>) -> Vec<usize> {
+        let is_own = |object: &usize| object % 2 == number || FAULT.get() == Fault::NotHome;
+        let (own, others) = sheaf.into_iter().partition(is_own);
+        self.slabs.extend::<Vec<_>>(own);
+        others
+    }
+}
+
+impl Parts {
+    /// Puts a full sheaf into the barn of part `here`. Flushes the oldest if the barn is too full.
+    fn exchange_for_empty(&self, here: usize, sheaf: Vec<usize>) {
+        let others = {
+            let mut part = self.0[here].lock().unwrap();
+            part.barn.push(sheaf);
+            let surplus = part.barn.len() > Part::MOST;
+            let oldest = surplus.then(|| part.barn.remove(0)).unwrap_or_default();
+            part.give(here, oldest)
+        };
+        self.hand_over(others);
+    }
+
+    fn hand_over(&self, mut sheaf: Vec<usize>) {
+        while let Some(&first) = sheaf.first() {
+            sheaf = self.take_in(first % 2, sheaf);
+        }
+    }
+
+    fn take_in(&self, home: usize, sheaf: Vec<usize>) -> Vec<usize> {
+        let mut part = self.0[home].lock().unwrap();
+        if sheaf.len() > 1 && part.barn.len() < Part::MOST {
+            part.barn.push(sheaf);
+            return Vec::new();
+        }
+        part.give(home, sheaf)
+    }
+
+    /// Gives all objects of a part's barn to the slabs of their parts.
+    fn empty(&self, number: usize) {
+        let mut part = self.0[number].lock().unwrap();
+        let sheaves = std::mem::take(&mut part.barn);
+        let others: Vec<_> = sheaves
+            .into_iter()
+            .map(|sheaf| part.give(number, sheaf))
+            .collect();
+        drop(part);
+        for mut sheaf in others {
+            while let Some(&first) = sheaf.first() {
+                sheaf = self.0[first % 2].lock().unwrap().give(first % 2, sheaf);
+            }
+        }
+    }
+}
+
+/// Two CPUs free objects of both parts while a third thread empties the barns. Each object ends in
+/// the slabs of its part.
+fn two_parts(fault: Fault) {
+    explore(2, fault, || {
+        let parts = Arc::new(Parts(Default::default()));
+        parts.0[1].lock().unwrap().barn.push(vec![8, 9]);
+        let freeing: Vec<_> = [(0, [[0, 1], [3, 5]]), (1, [[2, 4], [6, 7]])]
+            .into_iter()
+            .map(|(here, sheaves)| {
+                let parts = parts.clone();
+                thread::spawn(move || {
+                    for sheaf in sheaves {
+                        parts.exchange_for_empty(here, sheaf.to_vec());
+                    }
+                })
+            })
+            .collect();
+        parts.empty(1);
+        freeing.into_iter().for_each(|one| one.join().unwrap());
+        [0, 1, 0].into_iter().for_each(|number| parts.empty(number));
+        for (number, part) in parts.0.iter().enumerate() {
+            let mut slabs = part.lock().unwrap().slabs.clone();
+            slabs.sort_unstable();
+            let own: Vec<_> = (0..10).filter(|object| object % 2 == number).collect();
+            assert_eq!(slabs, own, "objects are not in the slabs of their part");
+        }
+    });
+}
+
 cases! {
     the_lock_excludes_and_wakes: three_threads(Fault::Nothing);
     the_lock_does_not_exclude_if_it_is_given_back_relaxed:
@@ -462,4 +569,7 @@ cases! {
     sheaves_are_neither_lost_nor_doubled: two_slow_paths(Fault::Nothing);
     sheaves_are_lost_or_doubled_if_operations_do_not_compare:
         two_slow_paths(Fault::NoCompare), panics "sheaves were lost or doubled";
+    each_object_ends_in_its_part: two_parts(Fault::Nothing);
+    objects_end_in_a_wrong_part_if_parts_do_not_compare:
+        two_parts(Fault::NotHome), panics "objects are not in the slabs of their part";
 }
