@@ -459,6 +459,7 @@ impl Descriptor {
             self.capacity(),
             self.barn_bytes,
             in_slabs,
+            self.is_split(),
         )
     }
 }

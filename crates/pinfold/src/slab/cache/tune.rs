@@ -33,6 +33,8 @@ const MIN_BARN: usize = 4;
 /// node, or [`MIN_BARN_BYTES`] if that is more.
 const BARN_SHARE: usize = 8;
 const MIN_BARN_BYTES: usize = 512 << 10;
+/// The same for each part of a split cache.
+const MIN_BARN_BYTES_SPLIT: usize = 256 << 10;
 /// For blocks of this size or more, the barn holds at most that share, even if it is less than one
 /// sheaf. In a small heap, one sheaf of each large class would be a large part of the heap.
 const LARGE_CLASS: usize = 32 << 10;
@@ -195,15 +197,20 @@ fn by_size(size: usize) -> (usize, usize) {
     (least, (SHEAF_BYTES / size).clamp(least, MAX_CAPACITY))
 }
 
-/// Returns the most full sheaves that a cache's barn holds on a node. Sheaves have `capacity`
+/// Returns the most full sheaves that the barn of a part of a cache holds. Sheaves have `capacity`
 /// objects of `size` bytes, and the barn at most `bytes`. `in_slabs` is the number of bytes in the
-/// cache's slabs on the node if the cache is a size class's, and `None` otherwise.
+/// part's slabs if the cache is a size class's, and `None` otherwise.
 pub(crate) fn barn_most(
     size: usize,
     capacity: usize,
     bytes: usize,
     in_slabs: Option<usize>,
+    is_split: bool,
 ) -> usize {
+    let min_bytes = match is_split {
+        true => MIN_BARN_BYTES_SPLIT,
+        false => MIN_BARN_BYTES,
+    };
     let sheaf = size * capacity;
     let (bytes, least) = match in_slabs {
         Some(in_slabs) => {
@@ -211,8 +218,8 @@ pub(crate) fn barn_most(
             if size >= LARGE_CLASS {
                 return share.min(bytes) / sheaf;
             }
-            let most = share.max(MIN_BARN_BYTES).min(bytes);
-            (most, (MIN_BARN_BYTES / sheaf).clamp(1, MIN_BARN))
+            let most = share.max(min_bytes).min(bytes);
+            (most, (min_bytes / sheaf).clamp(1, MIN_BARN))
         }
         None => (bytes, MIN_BARN),
     };

@@ -141,14 +141,25 @@ impl Descriptor {
         &self,
         request: NodeRequest,
         part: &Node,
+        empty: Option<Sheaf>,
+    ) -> Result<Sheaf, Option<Sheaf>> {
+        if self.is_split() {
+            return self.exchange_at_parts(request, part, empty);
+        }
+        if part.is_crowded() {
+            self.split();
+        }
+        part.exchange_for_full(self, request, empty, true)
+    }
+
+    // Not inlined, so that its variables take no stack of a cache that is never split.
+    #[inline(never)]
+    fn exchange_at_parts(
+        &self,
+        request: NodeRequest,
+        part: &Node,
         mut empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
-        if !self.is_split() {
-            if part.is_crowded() {
-                self.split();
-            }
-            return part.exchange_for_full(self, request, empty, true);
-        }
         let others = self.parts_of(request.node);
         let others =
             others.filter(|&other| !core::ptr::eq(other, part) && self.has_many_free(other));
@@ -164,6 +175,8 @@ impl Descriptor {
     /// Fills `objects` from slabs of the node that `request` names: of the current CPU's part, and
     /// before that one makes a slab, of others. If the node has no memory for a slab, takes what
     /// any part has. Returns how many objects it took.
+    // Not inlined, so that its variables take no stack of a cache that is never split.
+    #[inline(never)]
     pub(crate) fn take_objects(&self, request: NodeRequest, objects: &mut [*mut u8]) -> usize {
         let here = self.part_here(request.node);
         if !self.is_split() {
