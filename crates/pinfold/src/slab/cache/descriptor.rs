@@ -408,9 +408,13 @@ impl Descriptor {
     /// No other thread uses the descriptor or its parts.
     unsafe fn renew_parts(&self) -> (NonNull<[Node]>, *mut Node) {
         let more = self.more.load(Relaxed);
-        for part in self.parts() {
-            // SAFETY: the caller promises that no other thread uses the part.
-            unsafe { (*core::ptr::from_ref(part).cast_mut()).renew() };
+        let first: *mut Node = self.nodes.cast().as_ptr();
+        for (first, count) in [(first, self.nodes.len()), (more, self.more().len())] {
+            for nth in 0..count {
+                // SAFETY: there are `count` parts from `first` on, and the caller promises that no
+                // other thread uses them.
+                unsafe { (*first.add(nth)).renew() };
+            }
         }
         (self.nodes, more)
     }
