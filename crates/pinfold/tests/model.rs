@@ -36,11 +36,11 @@
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `0af38e5b85af7c62` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `658aa9e0eb887315` |
 //! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Descriptor::exchange_for_empty` | `ba32e57c8200db66` |
-//! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Node::flush_oldest` | `68d86eb05837f7b5` |
+//! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Node::flush_oldest` | `58b03e0a45b8157b` |
 //! | `Parts::hand_over` | `pinfold/src/slab/` `Descriptor::hand_over` | `22111b4621a2a6e4` |
-//! | `Parts::take_in` | `pinfold/src/slab/` `Node::take_in` | `99ba48cb58507c66` |
-//! | `Parts::empty` | `pinfold/src/slab/` `Node::empty` | `3a1ca5820cba4a5d` |
-//! | `Parts::empty` | `pinfold/src/slab/` `Descriptor::give_sheaves` | `172b38a810c95e96` |
+//! | `Parts::take_in` | `pinfold/src/slab/` `Node::take_in` | `5db22a551ccb78d7` |
+//! | `Parts::empty` | `pinfold/src/slab/` `Node::empty` | `9068b11c29b57e46` |
+//! | `Parts::twice` | `pinfold/src/slab/` `Descriptor::twice_if_split` | `a0ee86ce6122225b` |
 //! | `Part::give` | `pinfold/src/slab/` `Slabs::give` | `4a64254eb7099605` |
 #![cfg(loom)]
 
@@ -455,9 +455,15 @@ fn two_slow_paths(fault: Fault) {
     });
 }
 
-/// The two parts of a split cache, each under its lock. An object is a number, and of the part that
-/// the number's remainder says.
-struct Parts([Mutex<Part>; 2]);
+/// The two parts of a split cache. An object is a number, and of the part that the number's
+/// remainder says.
+#[derive(Default)]
+struct Parts {
+    /// Each under its lock.
+    parts: [Mutex<Part>; 2],
+    /// The objects that were set aside for each part. A list that needs no lock.
+    aside: [Mutex<Vec<usize>>; 2],
+}
 
 #[derive(Default)]
 struct Part {
@@ -483,7 +489,7 @@ impl Parts {
     /// Puts a full sheaf into the barn of part `here`. Flushes the oldest if the barn is too full.
     fn exchange_for_empty(&self, here: usize, sheaf: Vec<usize>) {
         let others = {
-            let mut part = self.0[here].lock().unwrap();
+            let mut part = self.parts[here].lock().unwrap();
             part.barn.push(sheaf);
             let surplus = part.barn.len() > Part::MOST;
             let oldest = surplus.then(|| part.barn.remove(0)).unwrap_or_default();
@@ -499,7 +505,7 @@ impl Parts {
     }
 
     fn take_in(&self, home: usize, sheaf: Vec<usize>) -> Vec<usize> {
-        let mut part = self.0[home].lock().unwrap();
+        let mut part = self.parts[home].lock().unwrap();
         if sheaf.len() > 1 && part.barn.len() < Part::MOST {
             part.barn.push(sheaf);
             return Vec::new();
@@ -507,49 +513,58 @@ impl Parts {
         part.give(home, sheaf)
     }
 
-    /// Gives all objects of a part's barn to the slabs of their parts.
+    /// Gives the objects that were set aside, and those of the barn, to slabs. Sets those of the
+    /// other part aside.
     fn empty(&self, number: usize) {
-        let mut part = self.0[number].lock().unwrap();
-        let sheaves = std::mem::take(&mut part.barn);
-        let others: Vec<_> = sheaves
-            .into_iter()
-            .map(|sheaf| part.give(number, sheaf))
-            .collect();
-        drop(part);
-        for mut sheaf in others {
-            while let Some(&first) = sheaf.first() {
-                sheaf = self.0[first % 2].lock().unwrap().give(first % 2, sheaf);
+        let mut part = self.parts[number].lock().unwrap();
+        let back = std::mem::take(&mut *self.aside[number].lock().unwrap());
+        assert!(part.give(number, back).is_empty());
+        for sheaf in std::mem::take(&mut part.barn) {
+            for object in part.give(number, sheaf) {
+                self.aside[object % 2].lock().unwrap().push(object);
             }
+        }
+    }
+
+    /// Empties all parts twice, as the end of a cache does.
+    fn twice(&self) {
+        for number in [0, 1, 0, 1] {
+            self.empty(number);
         }
     }
 }
 
-/// Two CPUs free objects of both parts while a third thread empties the barns. Each object ends in
-/// the slabs of its part.
+/// Two CPUs free objects of both parts while a tick empties a barn. Then the cache is destroyed
+/// while another tick empties a barn. All objects are then in the slabs of their parts.
 fn two_parts(fault: Fault) {
     explore(2, fault, || {
-        let parts = Arc::new(Parts(Default::default()));
-        parts.0[1].lock().unwrap().barn.push(vec![8, 9]);
-        let freeing: Vec<_> = [(0, [[0, 1], [3, 5]]), (1, [[2, 4], [6, 7]])]
-            .into_iter()
-            .map(|(here, sheaves)| {
-                let parts = parts.clone();
-                thread::spawn(move || {
-                    for sheaf in sheaves {
-                        parts.exchange_for_empty(here, sheaf.to_vec());
-                    }
-                })
-            })
-            .collect();
-        parts.empty(1);
-        freeing.into_iter().for_each(|one| one.join().unwrap());
-        [0, 1, 0].into_iter().for_each(|number| parts.empty(number));
-        for (number, part) in parts.0.iter().enumerate() {
+        let parts = Arc::new(Parts::default());
+        parts.parts[1].lock().unwrap().barn.push(vec![8, 9]);
+        let tick = |number| {
+            let parts = parts.clone();
+            thread::spawn(move || parts.empty(number))
+        };
+        let first_tick = tick(1);
+        let freeing = thread::spawn({
+            let parts = parts.clone();
+            move || {
+                parts.exchange_for_empty(1, vec![2, 4]);
+                parts.exchange_for_empty(1, vec![6, 7]);
+            }
+        });
+        parts.exchange_for_empty(0, vec![0, 1]);
+        parts.exchange_for_empty(0, vec![3, 5]);
+        freeing.join().unwrap();
+        first_tick.join().unwrap();
+        let second_tick = tick(1);
+        parts.twice();
+        for (number, part) in parts.parts.iter().enumerate() {
             let mut slabs = part.lock().unwrap().slabs.clone();
             slabs.sort_unstable();
             let own: Vec<_> = (0..10).filter(|object| object % 2 == number).collect();
             assert_eq!(slabs, own, "objects are not in the slabs of their part");
         }
+        second_tick.join().unwrap();
     });
 }
 

@@ -443,20 +443,22 @@ pub(crate) fn split_rows() -> &'static [SplitRow] {
     }
 }
 
-/// Gives a row to a part of the cache at position `nth`. Returns its words, or `None` if there is
+/// Gives a row to a part of the cache at position `nth`. Returns the row, or `None` if there is
 /// no segment, or no row left.
-pub(crate) fn claim_split_row(nth: usize, node: usize) -> Option<&'static NodeEvents> {
+pub(crate) fn claim_split_row(nth: usize, node: usize) -> Option<&'static SplitRow> {
+    // Stands for no cache, so that no reader uses the row before it has its node.
+    const TAKEN: u32 = u32::MAX;
     let claim = |row: &SplitRow| {
-        let claimed = row
-            .cache
-            .compare_exchange(0, nth as u32 + 1, Relaxed, Relaxed);
+        let claimed = row.cache.compare_exchange(0, TAKEN, Relaxed, Relaxed);
         claimed.is_ok()
     };
     let rows = split_rows();
     let at = rows.iter().position(claim)?;
     current()?.splits_used.fetch_max(at as u32 + 1, Relaxed);
     rows[at].node.store(node as u32, Relaxed);
-    Some(&rows[at].events)
+    // Release, for a reader that loads the cache first.
+    rows[at].cache.store(nth as u32 + 1, Release);
+    Some(&rows[at])
 }
 
 /// Takes the rows back from the parts of the cache at position `nth`, which count there no more.

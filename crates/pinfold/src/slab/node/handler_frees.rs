@@ -109,7 +109,8 @@ impl Node {
             stock.count(SlabEvent::Flushed, 1);
             // SAFETY: this thread took the object off the list and owns it. It is this node's,
             // because callers of `set_aside` choose the node of the object's memory.
-            unsafe { stock.give(cache, &mut [object]) };
+            let others = unsafe { stock.give(cache, &mut [object]) };
+            debug_assert_eq!(others, 0);
         }
     }
 }

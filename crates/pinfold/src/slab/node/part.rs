@@ -1,4 +1,5 @@
-//! A cache's part on one node: the barn and the slabs, under one lock.
+//! A part of a cache on one node: a barn and slabs, under one lock. A cache has one part on each
+//! node, or more if it is split (`parts`).
 //!
 //! When a CPU's sheaf is empty or full, moving each of its objects from or to a slab would make the
 //! slow path slow. So the CPU exchanges an empty sheaf for a full one at the node's barn, or the
@@ -34,9 +35,10 @@ const MAX_EMPTY: usize = 10;
 /// The same in a split cache, whose CPUs would meet at the pool's lock.
 const MAX_EMPTY_SPLIT: usize = 128;
 
-/// A cache is split once threads had to wait for a part's lock this often within about half a
-/// second.
+/// A cache is split once threads have waited this often for a part's lock.
 const SPLIT_WAITS: u32 = 32;
+/// The time within which they must have waited, in milliseconds.
+const WAITS_WITHIN: u32 = 500;
 
 /// The least time between two calls of [`Node::release_idle`] that do anything, in milliseconds.
 const IDLE_FOR: u32 = 450;
@@ -67,7 +69,8 @@ pub(crate) struct Stock {
 // SAFETY: the sheaves and slabs in the lists belong to the lock's holder, whichever thread it is.
 unsafe impl Send for Stock {}
 
-/// A cache's part on one node.
+/// A part of a cache on one node. The parts of different CPUs share no cache line.
+#[repr(align(64))]
 pub(crate) struct Node {
     pub(crate) stock: Lock<Stock>,
     number: u16,
@@ -79,9 +82,10 @@ pub(crate) struct Node {
     pub(crate) own_events: &'static NodeEvents,
     /// Whether sparse slabs should drain, as last found under the lock.
     sparse: AtomicBool,
-    /// How often a thread found the lock taken since [`release_idle`](Node::release_idle) last did
-    /// its work. A hint: some may be missing.
+    /// How often threads have waited for the lock since `waits_began`, in milliseconds, wrapping.
+    /// Hints: some waits may be missing.
     waits: AtomicU32,
+    waits_began: AtomicU32,
 }
 
 impl Node {
@@ -105,6 +109,7 @@ impl Node {
             own_events: events,
             sparse: AtomicBool::new(false),
             waits: AtomicU32::new(0),
+            waits_began: AtomicU32::new(0),
         }
     }
 
@@ -118,16 +123,35 @@ impl Node {
     /// caller would have to wait for the forking thread.
     pub(crate) fn stock(&self) -> Option<Guard<'_, Stock>> {
         self.stock.try_lock().or_else(|| {
-            // A load and a store, because a lost count does no harm.
-            let waits = self.waits.load(Relaxed);
-            self.waits.store(waits.saturating_add(1), Relaxed);
-            self.stock.lock_or_divert()
+            let stock = self.stock.lock_or_divert()?;
+            self.note_wait();
+            Some(stock)
         })
     }
 
-    /// Returns whether threads have waited for the lock so often that the cache should be split.
+    /// Notes that a thread has waited for the lock, which it holds.
+    #[cold]
+    fn note_wait(&self) {
+        let now = crate::sys::coarse_milliseconds() as u32;
+        let is_recent = now.wrapping_sub(self.waits_began.load(Relaxed)) < WAITS_WITHIN;
+        let before = match is_recent {
+            true => self.waits.load(Relaxed),
+            false => {
+                self.waits_began.store(now, Relaxed);
+                0
+            }
+        };
+        self.waits.store(before.saturating_add(1), Relaxed);
+    }
+
+    /// Returns whether threads have waited for the lock so often that the cache should be split. If
+    /// so, begins to count anew.
     pub(crate) fn is_crowded(&self) -> bool {
-        self.waits.load(Relaxed) >= SPLIT_WAITS
+        let is_crowded = self.waits.load(Relaxed) >= SPLIT_WAITS;
+        if is_crowded {
+            self.waits.store(0, Relaxed);
+        }
+        is_crowded
     }
 
     /// Takes the lock as [`stock`](Self::stock) does, but waits for a fork to end.
@@ -305,13 +329,14 @@ impl Node {
     pub(crate) fn take_in(&self, cache: &Descriptor, mut sheaf: Sheaf, frees: usize) -> Sheaf {
         let Some(mut stock) = self.stock() else {
             self.count(SlabEvent::FreeLockless, frees);
-            self.set_first_aside(cache, &mut sheaf);
+            cache.set_all_aside(sheaf.objects());
+            sheaf.set_len(0);
             return sheaf;
         };
         stock.count(SlabEvent::FreeSlowpath, frees);
         let is_mostly_full = sheaf.len() > cache.capacity() / 2;
         if is_mostly_full
-            && stock.full.length < cache.barn_most(stock.slabs.count)
+            && stock.full.length < stock.barn_most(cache)
             && let Some(empty) = stock.take_empty(cache)
         {
             stock.count(SlabEvent::BarnPut, 1);
@@ -320,24 +345,6 @@ impl Node {
         }
         self.flush(cache, &mut stock, &mut sheaf);
         sheaf
-    }
-
-    /// Sets the first object of a sheaf aside, which is of this part.
-    fn set_first_aside(&self, cache: &Descriptor, sheaf: &mut Sheaf) {
-        let objects = sheaf.objects();
-        let last = objects.len() - 1;
-        objects.swap(0, last);
-        self.set_aside(cache, objects[last]);
-        sheaf.set_len(last);
-    }
-
-    /// Gives those objects of a sheaf to their slabs that are of this part, and leaves the others.
-    /// The first is of this part.
-    pub(crate) fn give_from(&self, cache: &Descriptor, sheaf: &mut Sheaf) {
-        match self.stock() {
-            Some(mut stock) => self.flush(cache, &mut stock, sheaf),
-            None => self.set_first_aside(cache, sheaf),
-        }
     }
 
     /// Returns an empty sheaf. Returns `None` if the lock cannot be taken, or there is no memory.
@@ -351,9 +358,7 @@ impl Node {
     pub(crate) fn put(&self, cache: &Descriptor, mut sheaf: Sheaf) {
         let Some(mut stock) = self.stock() else {
             // A signal handler interrupted the holder, or another thread forks.
-            for &mut object in sheaf.objects() {
-                cache.home(object).set_aside(cache, object);
-            }
+            cache.set_all_aside(sheaf.objects());
             return sheaf.discard();
         };
         if sheaf.is_empty() {
@@ -377,10 +382,7 @@ impl Node {
     /// stay, because their objects are likelier to be in the processor's caches. Returns a sheaf
     /// that it flushed, if any, with the objects of other parts.
     fn flush_oldest(&self, cache: &Descriptor, stock: &mut Stock) -> Option<Sheaf> {
-        let most = match stock.drains(cache) {
-            true => 0,
-            false => cache.barn_most(stock.slabs.count),
-        };
+        let most = stock.barn_most(cache);
         let mut flushed = None;
         for _ in 0..2 {
             if stock.full.length <= most {
@@ -420,19 +422,16 @@ impl Node {
         taken
     }
 
-    /// Gives those objects to their slabs that are of this part, or sets each aside if the lock
-    /// cannot be taken. Moves the others to the front, and returns how many there are. The first
-    /// object is of this part.
+    /// Gives those objects to their slabs that are of this part. Moves the others to the front, and
+    /// returns how many there are. Sets all objects aside if the lock cannot be taken.
     ///
     /// # Safety
     ///
     /// The caller owns the objects, which are free.
     pub(crate) unsafe fn give_objects(&self, cache: &Descriptor, objects: &mut [*mut u8]) -> usize {
         let Some(mut stock) = self.stock() else {
-            let last = objects.len() - 1;
-            objects.swap(0, last);
-            self.set_aside(cache, objects[last]);
-            return last;
+            cache.set_all_aside(objects);
+            return 0;
         };
         // SAFETY: the lock is held. The caller promises that it owns the objects.
         let others = unsafe { stock.give(cache, objects) };
@@ -476,19 +475,12 @@ impl Node {
             return 0;
         };
         self.take_back(cache, &mut stock);
-        let mut others = SheafList::new();
         while let Some(mut sheaf) = stock.take_full() {
-            self.flush(cache, &mut stock, &mut sheaf);
-            match sheaf.is_empty() {
-                true => sheaf.discard(),
-                false => others.put(sheaf),
-            }
+            self.flush_all(cache, &mut stock, &mut sheaf);
+            sheaf.discard();
         }
         core::iter::from_fn(|| stock.empty.take()).for_each(Sheaf::discard);
-        let released = stock.slabs.shrink(cache);
-        drop(stock);
-        cache.give_sheaves(others);
-        released
+        stock.slabs.shrink(cache)
     }
 
     /// Gives back what was not needed since the last call: objects of full sheaves to their slabs,
@@ -504,17 +496,15 @@ impl Node {
             return;
         }
         stock.looked = now;
-        self.waits.store(0, Relaxed);
         self.take_back(cache, &mut stock);
-        let mut others = SheafList::new();
         for _ in 0..stock.idle {
             if let Some(mut sheaf) = stock.take_oldest() {
-                self.flush(cache, &mut stock, &mut sheaf);
-                match sheaf.is_empty() {
-                    true => stock.put_empty(cache, sheaf),
-                    false => others.put(sheaf),
-                }
+                self.flush_all(cache, &mut stock, &mut sheaf);
+                stock.put_empty(cache, sheaf);
             }
+        }
+        while stock.empty.length > MAX_EMPTY {
+            stock.empty.take().into_iter().for_each(Sheaf::discard);
         }
         stock.idle = stock.full.length;
         stock.exchanges = 0;
@@ -524,8 +514,6 @@ impl Node {
         if !spared::any() {
             stock.slabs.purge_idle(cache, PERIODS);
         }
-        drop(stock);
-        cache.give_sheaves(others);
     }
 
     /// Gives back pages of free objects, in slabs that were left alone for `periods` periods of
@@ -533,6 +521,14 @@ impl Node {
     pub(crate) fn purge_more(&self, cache: &Descriptor, periods: u32) -> bool {
         let stock = self.stock();
         stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache, periods))
+    }
+
+    /// Gives the objects of a sheaf to their slabs. Sets those of other parts aside there, so that no
+    /// object is ever in hand without a lock: a thread that destroys the cache would miss it.
+    fn flush_all(&self, cache: &Descriptor, stock: &mut Stock, sheaf: &mut Sheaf) {
+        self.flush(cache, stock, sheaf);
+        cache.set_all_aside(sheaf.objects());
+        sheaf.set_len(0);
     }
 
     /// Gives those objects of a sheaf to their slabs that are of this part, and leaves the others.
@@ -565,6 +561,14 @@ impl Stock {
         }
         self.exchanges += 1;
         self.exchanges <= SPARSE_EXCHANGES
+    }
+
+    /// Returns the most full sheaves that the barn holds now. Counts the exchange.
+    fn barn_most(&mut self, cache: &Descriptor) -> usize {
+        match self.drains(cache) {
+            true => 0,
+            false => cache.barn_most(self.slabs.count),
+        }
     }
 
     /// Returns the capacity for a sheaf that is about to be filled or emptied.

@@ -26,12 +26,17 @@
 //!    [many](Descriptor::has_many_free) before it makes a slab. So the slabs of all parts together
 //!    have few more free objects than those of one part would have.
 //!
-//! A thread holds the lock of one part at a time.
+//! 4. A thread that empties a barn, in a tick or because the cache is destroyed, holds the lock of
+//!    the barn's part. It sets the objects of other parts aside there (`handler_frees`), because a
+//!    thread holds the lock of one part at a time.
+//!
+//! Caches of heaps are not split, because the end of a heap abandons one part after the other.
+//! Caches that check are not split either.
 
 use super::part::Node;
 use crate::arena::{self, NodeRequest};
 use crate::slab::cache::descriptor::{Descriptor, registry_try_lock};
-use crate::slab::cpu::sheaf::{Sheaf, SheafList};
+use crate::slab::cpu::sheaf::Sheaf;
 use crate::slab::node::slabs::slab_of;
 use crate::sys;
 use core::ptr::NonNull;
@@ -169,7 +174,18 @@ impl Descriptor {
                 full => return full,
             }
         }
-        part.exchange_for_full(self, request, empty, true)
+        match part.exchange_for_full(self, request, empty, true) {
+            Err(other) => empty = other,
+            full => return full,
+        }
+        // The node has no memory for a slab.
+        for part in self.parts_of(request.node) {
+            match part.exchange_for_full(self, request, empty, false) {
+                Err(other) => empty = other,
+                full => return full,
+            }
+        }
+        Err(empty)
     }
 
     /// Fills `objects` from slabs of the node that `request` names: of the current CPU's part, and
@@ -210,7 +226,7 @@ impl Descriptor {
     #[cold]
     #[inline(never)]
     fn split(&self) {
-        if self.checks() || most_parts() == 1 {
+        if self.checks() || self.account.is_some() || most_parts() == 1 {
             return;
         }
         // A fork holds this lock while it takes those of all parts, so it meets either none of the
@@ -218,6 +234,9 @@ impl Descriptor {
         let Some(_registry) = registry_try_lock() else {
             return;
         };
+        if self.is_split() {
+            return;
+        }
         if self.more.load(Relaxed).is_null() {
             let Some(parts) = Node::make(self.nodes().len(), self.more_count()) else {
                 return;
@@ -277,13 +296,10 @@ impl Descriptor {
             .then_some(home)
     }
 
-    /// Gives the objects of sheaves to their slabs.
-    pub(crate) fn give_sheaves(&self, mut sheaves: SheafList) {
-        while let Some(mut sheaf) = sheaves.take() {
-            while let Some(&first) = sheaf.objects().first() {
-                self.home(first).give_from(self, &mut sheaf);
-            }
-            sheaf.discard();
+    /// Sets free objects aside, each at its part. Takes no lock.
+    pub(crate) fn set_all_aside(&self, objects: &[*mut u8]) {
+        for &object in objects {
+            self.home(object).set_aside(self, object);
         }
     }
 

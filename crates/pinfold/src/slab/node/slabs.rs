@@ -1,4 +1,4 @@
-//! Slabs: runs of granules cut into objects, and a node's lists of slabs.
+//! Slabs: runs of granules cut into objects, and a part's lists of slabs.
 //!
 //! # States of a slab
 //!
@@ -14,13 +14,14 @@
 //!
 //! # Invariants
 //!
-//! The holder of the node's lock reads and writes the lists, the slabs and their bits. It keeps
+//! The holder of the part's lock reads and writes the lists, the slabs and their bits. It keeps
 //! these invariants:
 //!
 //! 1. The field `free` of a slab is the number of its set bits.
 //! 2. A slab is in the list that [`list_of`] gives for its `free`.
 //! 3. No bit of a slab is set in the words below the word number `hint`.
-//! 4. A slab is in the lists of the node whose memory it is.
+//! 4. A slab is in the lists of the part whose number it has (`parts`). The part is of the node
+//!    whose memory the slab is.
 //!
 //! # Which slab serves
 //!
@@ -120,7 +121,7 @@ pub(crate) struct Slab {
 
 const _: () = assert!(size_of::<Slab>() <= arena::PRIVATE);
 
-/// A node's slabs of one cache.
+/// The slabs of a part of a cache.
 pub(crate) struct Slabs {
     /// The first slab of each list.
     first: [u32; LISTS],
@@ -458,12 +459,12 @@ impl Slabs {
         let slab = unsafe {
             (&raw mut (*record).guarded).write(Cell::new(false));
             (&raw mut (*record).fresh).write(AtomicBool::new(fresh));
-            (&raw mut (*record).part).write(AtomicU16::new(self.part));
             &*record
         };
         let first = start.wrapping_add(cache.geometry.color_of(index));
         slab.start.store(first, Relaxed);
         slab.cache.set(cache);
+        slab.part.store(self.part, Relaxed);
         slab.free.set(objects as u32);
         slab.hint.set(0);
         // Writes only the words that the objects need, and leaves the other cache lines of the

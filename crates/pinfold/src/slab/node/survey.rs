@@ -71,8 +71,8 @@ impl Node {
         let mut answer = Ok(());
         while let Some(mut sheaf) = stock.full.take() {
             for &mut object in sheaf.objects() {
-                // SAFETY: the page map says that the object lies in a slab of this cache, and the
-                // lock is held.
+                // SAFETY: the page map says that the object lies in a slab of this cache. The slab,
+                // which may be of another part, stays while the barn holds the object.
                 let free =
                     !cache.contains(object) || unsafe { slab_of(object).is_free(cache, object) };
                 if free {

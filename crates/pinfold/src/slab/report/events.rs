@@ -54,6 +54,8 @@ impl Descriptor {
             let state = row.state.load(Relaxed);
             row.state.store((state & !3).wrapping_add(4), Release);
             events.iter().for_each(NodeEvents::clear);
+            let more = self.more().iter();
+            more.for_each(|part| _ = part.count_in(part.own_events));
             segment::give_split_rows(self.id.position());
         }
     }
@@ -64,9 +66,15 @@ impl Descriptor {
             return;
         }
         for part in self.more() {
+            // A part that counts elsewhere has a row.
+            if !core::ptr::eq(part.events(), part.own_events) {
+                continue;
+            }
             let node = part.number() % self.nodes().len();
-            if let Some(words) = segment::claim_split_row(self.id.position(), node) {
-                part.count_in(words);
+            if let Some(row) = segment::claim_split_row(self.id.position(), node)
+                && !part.count_in(&row.events)
+            {
+                row.cache.store(0, Relaxed);
             }
         }
     }
@@ -97,13 +105,13 @@ impl Node {
     }
 
     /// Makes the slow paths count in `words` from now on, and moves the counts so far into `words`.
-    /// Does nothing in a signal handler that may not wait for the node's lock.
-    pub(crate) fn count_in(&self, words: &'static NodeEvents) {
+    /// Does nothing, and returns false, in a signal handler that may not wait for the node's lock.
+    pub(crate) fn count_in(&self, words: &'static NodeEvents) -> bool {
         let Some(mut stock) = self.stock_after_fork() else {
-            return;
+            return false;
         };
         if core::ptr::eq(self.events(), words) {
-            return;
+            return true;
         }
         self.events().move_to(words);
         stock.slabs.events = words;
@@ -111,6 +119,7 @@ impl Node {
         // the moved counts there.
         self.events
             .store(core::ptr::from_ref(words).cast_mut(), Release);
+        true
     }
 }
 
@@ -203,8 +212,8 @@ mod tests {
             largest = largest.max(check());
             // Twice, because the first call only notes what is idle.
             for now in [1000, 2000] {
-                let nodes = cache.descriptor.nodes().iter();
-                nodes.for_each(|node| node.release_idle(cache.descriptor, now + count as u32));
+                let parts = cache.descriptor.parts();
+                parts.for_each(|part| part.release_idle(cache.descriptor, now + count as u32));
                 check();
             }
         }

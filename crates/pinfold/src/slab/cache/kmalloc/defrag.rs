@@ -78,9 +78,7 @@ pub fn defrag_alloc(size: usize) -> Option<NonNull<u8>> {
     let cache = of_class(class).filter(|cache| shares_slabs(cache))?;
     let request = cache.request();
     let mut taken = [null_mut()];
-    cache
-        .part_here(request.node)
-        .take_objects(cache, request, &mut taken, true);
+    cache.take_objects(request, &mut taken);
     NonNull::new(taken[0])
 }
 
