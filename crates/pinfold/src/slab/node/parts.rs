@@ -25,7 +25,6 @@
 //! 3. A part whose barn and slabs have no free object takes objects of a part that has
 //!    [many](Descriptor::has_many_free) before it makes a slab. So the slabs of all parts together
 //!    have few more free objects than those of one part would have.
-//!
 //! 4. A thread that empties a barn, in a tick or because the cache is destroyed, holds the lock of
 //!    the barn's part. It sets the objects of other parts aside there (`handler_frees`), because a
 //!    thread holds the lock of one part at a time.
