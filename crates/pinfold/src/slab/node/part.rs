@@ -523,8 +523,8 @@ impl Node {
         stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache, periods))
     }
 
-    /// Gives the objects of a sheaf to their slabs. Sets those of other parts aside there, so that no
-    /// object is ever in hand without a lock: a thread that destroys the cache would miss it.
+    /// Gives the objects of a sheaf to their slabs. Sets those of other parts aside there, so that
+    /// no object is ever in hand without a lock: a thread that destroys the cache would miss it.
     fn flush_all(&self, cache: &Descriptor, stock: &mut Stock, sheaf: &mut Sheaf) {
         self.flush(cache, stock, sheaf);
         cache.set_all_aside(sheaf.objects());
