@@ -530,6 +530,14 @@ fn leaks_and_waits(words: &[&str], processes: usize) -> Program {
     let options = [&RUN[..2], &["--leaks=exact", "--"], words].concat();
     let mut command = in_role(&options, "leaks and waits");
     command.stderr(Stdio::piped()).process_group(0);
+    // A shell has background jobs ignore SIGINT, and these tests may run in one.
+    let heed = || {
+        // SAFETY: SIG_DFL is a valid action.
+        unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+        Ok(())
+    };
+    // SAFETY: `heed` makes one call, which is safe after a fork.
+    unsafe { command.pre_exec(heed) };
     let program = Program::start(command.env_remove("PINFOLD_HEAP"));
     let files = format!("/proc/{}/fd", program.pid());
     eventually("the command has not opened the profile", || {
