@@ -15,6 +15,7 @@ use pinfold::internal::segment::{Code, HEAP_FRAGMENTS, HEAP_START, HEAP_STOP};
 use pinfold_lab::figures::date;
 use pinfold_malloc::heap_profile::{DEFAULT_INTERVAL, MAX_INTERVAL};
 use pinfold_malloc::settings::parse_heap_interval;
+use pinfold_pprof::Error;
 use pinfold_pprof::internal::flame::{self, Picture};
 use pinfold_pprof::internal::pprof;
 use pinfold_pprof::internal::profile::{Profile, What};
@@ -427,6 +428,13 @@ fn dump(args: &DumpArgs) -> Result<ExitCode> {
             ),
         };
         let picture = flame::draw(&profile, picture(what, subtitle, usize::MAX));
+        if let (Some(old), Err(Error::Nothing)) = (&args.diff, &picture) {
+            bail!(
+                "{}: no call stack holds more or less memory than in {}, so there is nothing to draw",
+                path.display(),
+                old.display()
+            );
+        }
         let picture = picture.with_context(|| path.display().to_string())?;
         output::write("the flame graph", path, &picture)?;
     }

@@ -168,7 +168,7 @@ fn all(frame: &mut Frame<'_>, area: Rect, list: &mut List, has_keys: bool) {
             row.seconds().to_string(),
             escaped(match row.command() {
                 "" => &row.process.name,
-                command => command,
+                command => without_folder(command),
             })
             .into_owned(),
         ]
@@ -185,6 +185,23 @@ fn all(frame: &mut Frame<'_>, area: Rect, list: &mut List, has_keys: bool) {
     grid.draw(frame, body);
 }
 
+/// Returns as many of the parts, which two spaces separate, as have room. The first one stays.
+fn whole_parts(keys: &str, room: u16) -> String {
+    let mut shown = keys;
+    while shown.len() > usize::from(room) {
+        let Some(end) = shown.rfind("  ") else { break };
+        shown = &shown[..end];
+    }
+    shown.to_owned()
+}
+
+/// Returns a command line without the folder of its program, so that its arguments have room.
+fn without_folder(command: &str) -> &str {
+    let program = command.split(' ').next().unwrap_or_default();
+    let folder = program.rfind('/').map_or(0, |slash| slash + 1);
+    &command[folder..]
+}
+
 /// Names the keys, or says why the last one did nothing. On the right: which rows are shown.
 fn keys(frame: &mut Frame<'_>, area: Rect, screen: &Screen) {
     let back = screen.behind.as_ref().map_or("", |_| "  Esc back");
@@ -199,11 +216,11 @@ fn keys(frame: &mut Frame<'_>, area: Rect, screen: &Screen) {
             place(list.first(), list.page, list.rows.len()),
         ),
     };
+    let reserved = u16::try_from(place.chars().count()).unwrap_or(0);
     let text = match &screen.notice {
         Some(notice) => escaped(notice).into_owned(),
-        None => keys,
+        None => whole_parts(&keys, area.width.saturating_sub(reserved + 1)),
     };
-    let reserved = u16::try_from(place.chars().count()).unwrap_or(0);
     let [left, gap, right] = Layout::horizontal([
         Constraint::Min(0),
         Constraint::Length(u16::from(reserved > 0)),

@@ -145,6 +145,36 @@ fn caches_are_sorted_and_the_column_is_marked() {
 }
 
 #[test]
+fn command_lines_have_room_for_their_arguments() {
+    let commands = [
+        (
+            "/root/.pyenv/versions/3.11.7/bin/python3 app.py",
+            "python3 app.py",
+        ),
+        ("python3 /a/b.py", "python3 /a/b.py"),
+        ("nginx: worker /a", "nginx: worker /a"),
+    ];
+    let rows = (1..).zip(commands).map(|(nth, (command, _))| {
+        let mut row = list::Row::with(0x7fff_ff00 + nth, "name");
+        row.process.command = Some(command.into());
+        row
+    });
+    let shown = text(&mut all(rows.collect()), 80, 12);
+    for (line, (_, command)) in shown.lines().skip(2).zip(commands) {
+        assert!(line.ends_with(&format!("0  {command}")), "{shown}");
+    }
+}
+
+#[test]
+fn keys_are_named_whole_or_not_at_all() {
+    let mut process = watched(&[(0, 1)]);
+    for (width, last) in [(80, "PgDn"), (30, "tables"), (20, "help"), (10, "end")] {
+        let shown = text(&mut process, width, 24);
+        assert!(shown.trim_end().ends_with(last), "{shown}");
+    }
+}
+
+#[test]
 fn every_size_of_terminal_is_drawn() {
     let mut process = watched(&[(0, 1)]);
     let mut all = all(Vec::new());
