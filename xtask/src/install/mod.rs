@@ -81,7 +81,8 @@ const COMPLETIONS: [(&str, &str); 3] = [
 const MANUAL: &str = "share/man/man1";
 /// Where debuggers look for debug information, whatever the folder of the library is.
 const DEBUG: &str = "lib/debug";
-/// The folder with the licenses, and with the list of the installed files.
+/// The folder with the licenses, the documents that the help texts name, and the list of the
+/// installed files.
 const OWN: &str = "share/doc/pinfold";
 pub const LICENSES: [&str; 2] = ["LICENSE-APACHE", "LICENSE-MIT"];
 /// The file with the licenses of the crates that the installed files contain.
@@ -188,6 +189,12 @@ pub fn install(built: &Built, layout: &Layout, to: &Path) -> Result<Tree> {
     for license in LICENSES {
         tree.copy(Path::new(license), &format!("{OWN}/{license}"), 0o644)?;
     }
+    for page in fs::read_dir("docs")? {
+        let page = page?.path();
+        if let (Some("md"), Some(name)) = (ending(&page), page.file_name()) {
+            tree.copy(&page, &format!("{OWN}/{}", name.display()), 0o644)?;
+        }
+    }
     let texts = licenses::third_party(&licenses::crates(&MEMBERS)?)?;
     tree.write(&format!("{OWN}/{THIRD_PARTY}"), &texts)?;
     let pkg_config = format!("{libdir}/pkgconfig/pinfold.pc");
@@ -209,6 +216,10 @@ pub fn install(built: &Built, layout: &Layout, to: &Path) -> Result<Tree> {
     tree.write(LIST, &list)?;
     remove_files(to, before.difference(&tree.files))?;
     Ok(tree)
+}
+
+fn ending(path: &Path) -> Option<&str> {
+    path.extension().and_then(OsStr::to_str)
 }
 
 fn install_manual(command: &Path, tree: &mut Tree) -> Result<()> {
