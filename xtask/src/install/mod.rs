@@ -191,7 +191,8 @@ pub fn install(built: &Built, layout: &Layout, to: &Path) -> Result<Tree> {
     }
     for page in fs::read_dir("docs")? {
         let page = page?.path();
-        if let (Some("md"), Some(name)) = (ending(&page), page.file_name()) {
+        let is_document = page.extension() == Some(OsStr::new("md"));
+        if let Some(name) = page.file_name().filter(|_| is_document) {
             tree.copy(&page, &format!("{OWN}/{}", name.display()), 0o644)?;
         }
     }
@@ -216,10 +217,6 @@ pub fn install(built: &Built, layout: &Layout, to: &Path) -> Result<Tree> {
     tree.write(LIST, &list)?;
     remove_files(to, before.difference(&tree.files))?;
     Ok(tree)
-}
-
-fn ending(path: &Path) -> Option<&str> {
-    path.extension().and_then(OsStr::to_str)
 }
 
 fn install_manual(command: &Path, tree: &mut Tree) -> Result<()> {
