@@ -191,7 +191,8 @@ pub fn install(built: &Built, layout: &Layout, to: &Path) -> Result<Tree> {
     }
     for page in fs::read_dir("docs")? {
         let page = page?.path();
-        if let (Some("md"), Some(name)) = (ending(&page), page.file_name()) {
+        let is_document = page.extension() == Some(OsStr::new("md"));
+        if let Some(name) = page.file_name().filter(|_| is_document) {
             tree.copy(&page, &format!("{OWN}/{}", name.display()), 0o644)?;
         }
     }

@@ -109,7 +109,7 @@ pub struct Args {
     /// When the program has ended, print to standard error what its processes have not freed, by
     /// call stack; alone, it means `sampled`
     ///
-    /// This turns the heap profile on. `sampled` records one allocation in 4 KiB, unless --heap or
+    /// This turns the heap profile on. `sampled` records one allocation in 1 KiB, unless --heap or
     /// PINFOLD_HEAP says otherwise, and prints how far the figures may be off. `exact` records each
     /// allocation, as long as fewer than 131,072 blocks are in use, and takes about 3 microseconds
     /// for each. It also tells lost blocks from those to which a pointer leads when the program
@@ -174,7 +174,7 @@ impl Args {
     fn heap_interval(&self) -> Option<&str> {
         let default = match self.leaks.as_deref() {
             Some("exact") => return Some("1"),
-            Some(_) => "4k",
+            Some(_) => "1k",
             None if self.heap_file.is_some() => "on",
             None => return self.heap.as_deref(),
         };
