@@ -379,6 +379,7 @@ pub(crate) fn install_here() -> Option<usize> {
         fence(SeqCst);
         if facts::any_quiet() {
             make_start_resident(index, END.load(Relaxed));
+            sys::make_statics_resident();
         }
         // If another thread was faster, it has installed the same unit.
         let _ = COUNTER_UNITS.install(index, unit);

@@ -18,9 +18,10 @@
 //! 3. It folds the CPU's counts of watched counters, and moves the CPU's free objects to where
 //!    other CPUs find them. So no other thread needs to visit the CPU for them.
 //! 4. It makes the words of caches and counters resident on all CPUs that have run the program: 20
-//!    KiB for each, and more with hundreds of caches or counters. Otherwise another thread might
-//!    read such a page first and write to it later. The kernel would then replace the page, and
-//!    interrupt all CPUs of the process to flush the old translation.
+//!    KiB for each, and more with hundreds of caches or counters. It also makes the library's static
+//!    variables resident: about 1 MiB. Otherwise another thread might read such a page first and
+//!    write to it later. The kernel would then replace the page, and interrupt all CPUs of the
+//!    process to flush the old translation.
 //! 5. It wakes the shepherds' threads, which leave the CPU if they may run elsewhere, and waits for
 //!    that for at most 0.1 s.
 //! 6. It notes the thread's context switches and the CPU's interrupts, for the report.
@@ -200,6 +201,7 @@ pub fn enter() -> Result<Isolation, IsolateError> {
     slab::empty_here();
     slab::make_units_resident();
     counter_units::make_resident();
+    sys::make_statics_resident();
     shepherd::await_moves();
     segment::show_isolated();
     Ok(Isolation {

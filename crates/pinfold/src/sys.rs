@@ -9,6 +9,7 @@ mod frame;
 mod futex;
 mod limits;
 mod loader;
+mod statics;
 mod text;
 
 pub use files::decimal;
@@ -23,6 +24,7 @@ pub(crate) use limits::{
     resource_limit,
 };
 pub use loader::loader_is_idle;
+pub(crate) use statics::make_statics_resident;
 pub use text::Text;
 pub(crate) use text::whole_characters;
 

@@ -219,10 +219,6 @@ pub fn install(built: &Built, layout: &Layout, to: &Path) -> Result<Tree> {
     Ok(tree)
 }
 
-fn ending(path: &Path) -> Option<&str> {
-    path.extension().and_then(OsStr::to_str)
-}
-
 fn install_manual(command: &Path, tree: &mut Tree) -> Result<()> {
     let pages = crate::target().join("manual");
     let _ = fs::remove_dir_all(&pages);

@@ -171,6 +171,7 @@ fn prepare() -> bool {
     unsafe { crate::counter_units::place_near(index, unit.as_ptr(), UNIT) };
     if facts::any_quiet() {
         make_resident(unit.as_ptr());
+        sys::make_statics_resident();
     }
     SHEAF_UNITS.install(index, unit.as_ptr()).is_ok()
 }

@@ -1,0 +1,114 @@
+//! The memory of this library's static variables.
+
+use super::{make_resident, page_size};
+use core::ops::Range;
+use core::slice::from_raw_parts;
+use core::sync::atomic::AtomicU8;
+use libc::{Elf64_Ehdr, Elf64_Phdr};
+
+unsafe extern "C" {
+    /// The ELF header of the program or the shared library that contains this code. The linker
+    /// defines the symbol for each of them, and hides it from the others.
+    static __ehdr_start: Elf64_Ehdr;
+}
+
+/// The most bytes on each side of a static variable of this library that become resident. A program
+/// that contains this library may have much larger static variables of its own.
+const REACH: usize = 2 << 20;
+
+/// Makes the pages of this library's static variables resident ([`make_resident`]), and those of
+/// the program's own that lie within [`REACH`]. One system call. A signal handler may call this.
+#[cold]
+pub(crate) fn make_statics_resident() {
+    static NEAR: AtomicU8 = AtomicU8::new(0);
+    let near = (&raw const NEAR) as usize;
+    let Some(pages) = writable_pages(near) else {
+        return;
+    };
+    let page = page_size();
+    let start = pages.start.max(near.saturating_sub(REACH) & !(page - 1));
+    let end = pages.end.min((near + REACH) & !(page - 1));
+    // SAFETY: the pages belong to a writable segment around a static variable. They are private to
+    // the process, and their content stays.
+    unsafe { make_resident(start as *mut u8, end - start) };
+}
+
+/// Returns the pages of the segment that contains the static variable at `near`, without those that
+/// the loader has made read-only.
+fn writable_pages(near: usize) -> Option<Range<usize>> {
+    let header = &raw const __ehdr_start;
+    // SAFETY: the ELF header is mapped as long as this code is, and so is the table of the
+    // segments, which the loader reads there.
+    let headers = unsafe {
+        let table = header.byte_add((*header).e_phoff as usize);
+        from_raw_parts(table.cast::<Elf64_Phdr>(), usize::from((*header).e_phnum))
+    };
+    let segments = |kind| headers.iter().filter(move |header| header.p_type == kind);
+    // The first bytes of the file are the ELF header.
+    let first = segments(libc::PT_LOAD).find(|segment| segment.p_offset == 0)?;
+    let base = (header as usize).wrapping_sub(first.p_vaddr as usize);
+    let memory = |segment: &Elf64_Phdr| {
+        let start = base.wrapping_add(segment.p_vaddr as usize);
+        start..start + segment.p_memsz as usize
+    };
+    let page = page_size();
+    let found = segments(libc::PT_LOAD)
+        .map(memory)
+        .find(|segment| segment.contains(&near))?;
+    let read_only = segments(libc::PT_GNU_RELRO)
+        .map(memory)
+        .find(|part| found.contains(&part.start));
+    // The loader protects whole pages only.
+    let start = read_only.map_or(found.start, |part| part.end) & !(page - 1);
+    Some(start..found.end.next_multiple_of(page))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use core::sync::atomic::Ordering::Relaxed;
+    use std::println;
+
+    const PAGES: usize = 16;
+    /// More than a page of most machines between two neighbours.
+    static BYTES: [[AtomicU8; 4096]; PAGES] = [const { [const { AtomicU8::new(0) }; 4096] }; PAGES];
+
+    fn faults() -> i64 {
+        // SAFETY: all-zero is a valid `rusage`, which the call fills.
+        unsafe {
+            let mut usage: libc::rusage = core::mem::zeroed();
+            libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
+            usage.ru_minflt
+        }
+    }
+
+    #[test]
+    fn static_variables_that_are_resident_take_no_fault() {
+        let sum: u32 = BYTES
+            .iter()
+            .map(|page| u32::from(page[7].load(Relaxed)))
+            .sum();
+        assert_eq!(sum, 0);
+        let pages = writable_pages((&raw const BYTES) as usize).unwrap();
+        let size = page_size();
+        assert!(
+            pages.start % size == 0 && pages.end % size == 0,
+            "{pages:x?}"
+        );
+        // SAFETY: the pages are those of a writable segment of this program.
+        let refused = unsafe {
+            let at = pages.start as *mut libc::c_void;
+            libc::madvise(at, size, libc::MADV_POPULATE_WRITE)
+        };
+        if refused != 0 {
+            println!("left out: the kernel is older than Linux 5.14");
+            return;
+        }
+        make_statics_resident();
+        let before = faults();
+        for page in &BYTES {
+            page[7].store(1, Relaxed);
+        }
+        assert_eq!(faults() - before, 0);
+    }
+}
