@@ -40,6 +40,8 @@ pub struct Verdict {
     pub began: Option<Instant>,
     /// The test that is running.
     running: Option<String>,
+    /// When the machine must have ended that test, unless the machine itself stands still.
+    due: Option<Instant>,
     waiting: BTreeSet<String>,
     done: bool,
     panic: Option<String>,
@@ -59,14 +61,16 @@ impl Verdict {
     pub fn line(&mut self, line: &str) -> Option<String> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
-            ["@vm", "begin", name] => {
+            ["@vm", "begin", name, limit] => {
                 self.has_begun = true;
                 self.began.get_or_insert_with(Instant::now);
                 self.running = Some((*name).to_owned());
+                let limit = limit.parse().map(Duration::from_secs).ok();
+                self.due = limit.map(|limit| Instant::now() + limit + LATE);
                 Some(format!("-- {name}"))
             }
             ["@vm", "end", name, status, begin, end] => {
-                self.running = None;
+                (self.running, self.due) = (None, None);
                 Some(self.ended(name, status, seconds(begin, end)))
             }
             ["@vm", "done", _] => {
@@ -136,6 +140,12 @@ const START: Duration = Duration::from_secs(120);
 /// How much longer it may take for each CPU.
 const START_OF_CPU: Duration = Duration::from_secs(2);
 
+/// How often a machine is booted of which a CPU stands still.
+pub const BOOTS_OF_STILL: usize = 3;
+/// How long after a test's limit the machine must have killed the test. A machine that has not done
+/// so stands still as a whole.
+const LATE: Duration = Duration::from_secs(60);
+
 /// For how many seconds of its own time a CPU of the machine stands still before the machine counts
 /// as dead. A CPU that the host does not run also seems to stand still, but not for so long.
 const STILL: u32 = 100;
@@ -155,7 +165,7 @@ fn stuck_for(line: &str) -> Option<u32> {
 ///
 /// The emulator sometimes loses an interrupt between its CPUs. Then a CPU of the machine waits in
 /// the kernel for another CPU, without end. No program can bring a CPU into this state, so the
-/// machine is booted once more, for the tests that had not ended.
+/// machine is booted again, at most [`BOOTS_OF_STILL`] times, for the tests that had not ended.
 pub fn run(
     emulator: impl Fn(&str) -> Command,
     verdict: &mut Verdict,
@@ -163,7 +173,7 @@ pub fn run(
     cpus: u32,
 ) -> Result<End> {
     let start = START + START_OF_CPU * cpus;
-    let (mut boots, mut still) = (0, false);
+    let (mut boots, mut still) = (0, 0);
     let end = loop {
         boots += 1;
         let mut command = emulator(&verdict.ended_tests());
@@ -173,11 +183,12 @@ pub fn run(
         let lines = lines(child.stdout.take().context("the emulator has no output")?);
         let end = follow(&lines, verdict, Instant::now(), [start.min(limit), limit]);
         stop(&mut child, end == End::Done)?;
-        if end == End::StoodStill && !still {
+        still += usize::from(end == End::StoodStill);
+        if end == End::StoodStill && still < BOOTS_OF_STILL {
             let running = verdict.running.take();
             println!("== a CPU of the machine stood still in {running:?}; booting again");
-            still = true;
             (verdict.stands_still, verdict.has_begun) = (false, false);
+            verdict.due = None;
             continue;
         }
         if verdict.has_begun || end == End::Done || boots == BOOTS {
@@ -219,7 +230,8 @@ fn follow(
 ) -> End {
     loop {
         let most = if verdict.has_begun { limit } else { start };
-        let until = begin + most;
+        let end = begin + most;
+        let until = verdict.due.map_or(end, |due| due.min(end));
         match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
             Ok(line) => {
                 if let Some(shown) = verdict.line(&line) {
@@ -229,7 +241,12 @@ fn follow(
                     return End::StoodStill;
                 }
             }
-            Err(RecvTimeoutError::Timeout) => return End::Hung,
+            Err(RecvTimeoutError::Timeout) => {
+                return match verdict.due.is_some_and(|due| due <= Instant::now()) {
+                    true => End::StoodStill,
+                    false => End::Hung,
+                };
+            }
             Err(RecvTimeoutError::Disconnected) => {
                 return match (verdict.panic.take(), verdict.done) {
                     (Some(words), _) => End::Panicked(words),
@@ -349,16 +366,16 @@ mod tests {
 
     #[test]
     fn tests_must_pass_and_the_machine_must_report_its_end() {
-        let good = ["@vm begin one", "x", "@vm end one 0 1.0 2.5"];
+        let good = ["@vm begin one 9", "x", "@vm end one 0 1.0 2.5"];
         let (found, end) = verdict(
             &[
                 &good[..],
-                &["@vm begin two", "@vm end two 0 2 3", "@vm done 0"],
+                &["@vm begin two 9", "@vm end two 0 2 3", "@vm done 0"],
             ]
             .concat(),
         );
         assert_eq!((found.passed, found.failed, end), (2, vec![], End::Done));
-        let (found, end) = verdict(&[&good[..], &["@vm begin two"]].concat());
+        let (found, end) = verdict(&[&good[..], &["@vm begin two 9"]].concat());
         assert_eq!((found.passed, end), (1, End::Stopped));
         assert_eq!(found.failed[0].1, "was running when the machine ended");
         let (found, end) = verdict(&[&good[..], &["@vm done 0"]].concat());
@@ -370,6 +387,24 @@ mod tests {
         assert_eq!(found.failed.len(), 2);
         let panic = "[    1.0] Kernel panic - not syncing: No working init found.";
         assert_eq!(verdict(&[panic]).1, End::Panicked(panic.to_owned()));
+    }
+
+    #[test]
+    fn a_machine_that_does_not_end_a_test_after_its_limit_stands_still() {
+        let mut verdict = Verdict::new(["one"].map(str::to_owned).into_iter());
+        let (sender, receiver) = channel();
+        sender.send("@vm begin one 0".to_owned()).unwrap();
+        let begin = Instant::now();
+        verdict.line(&receiver.recv().unwrap());
+        assert!(verdict.due.unwrap() >= begin + LATE);
+        verdict.due = Some(begin);
+        let limit = Duration::from_secs(5);
+        let end = follow(&receiver, &mut verdict, begin, [limit; 2]);
+        assert_eq!(end, End::StoodStill);
+        sender.send("@vm end one 0 1 2".to_owned()).unwrap();
+        verdict.line(&receiver.recv().unwrap());
+        let end = follow(&receiver, &mut verdict, begin, [Duration::ZERO; 2]);
+        assert_eq!(end, End::Hung);
     }
 
     /// Runs a machine that is a shell script. The script gets the path of a file that does not
@@ -395,22 +430,23 @@ mod tests {
     #[test]
     fn a_machine_that_reaches_no_test_is_booted_again() {
         let (verdict, end) = run_script(
-            "[ -e \"$0\" ] && printf '@vm begin one\n@vm end one 0 1 2\n@vm done 0\n'; touch \"$0\"",
+            "[ -e \"$0\" ] && printf '@vm begin one 9\n@vm end one 0 1 2\n@vm done 0\n'; touch \"$0\"",
         );
         assert_eq!((verdict.passed, end), (1, End::Done));
     }
 
     #[test]
-    fn a_machine_that_stands_still_is_booted_once_more_for_the_other_tests() {
+    fn a_machine_that_stands_still_is_booted_again_for_the_other_tests() {
         const STILL: &str = "[ 1.0] watchdog: BUG: soft lockup - CPU#1 stuck for 105s! [two:9]";
         assert_eq!(
             (stuck_for(STILL), stuck_for("CPU#1 stuck for 105s!")),
             (Some(105), None)
         );
         let first = format!(
-            "printf '@vm begin one\n@vm end one 0 1 2\n@vm begin two\n{STILL}\n'; exec sleep 20"
+            "printf '@vm begin one 9\n@vm end one 0 1 2\n@vm begin two 9\n{STILL}\n'; exec sleep 20"
         );
-        let second = "[ \"$1\" = one, ] && printf '@vm begin two\n@vm end two 0 1 2\n@vm done 0\n'";
+        let second =
+            "[ \"$1\" = one, ] && printf '@vm begin two 9\n@vm end two 0 1 2\n@vm done 0\n'";
         let (verdict, end) = run_script(&format!(
             "if [ ! -e \"$0\" ]; then touch \"$0\"; {first}; fi; {second}"
         ));
@@ -418,7 +454,7 @@ mod tests {
             (verdict.passed, end, verdict.failed),
             (2, End::Done, vec![])
         );
-        let again = format!("touch \"$0\"; printf '@vm begin two\n{STILL}\n'; exec sleep 20");
+        let again = format!("touch \"$0\"; printf '@vm begin two 9\n{STILL}\n'; exec sleep 20");
         let (verdict, end) = run_script(&again);
         let what = ["did not run", "was running when the machine ended"];
         let what = ["one", "two"]

@@ -301,7 +301,9 @@ fn report(machine: &Machine, verdict: &Verdict, end: &End, [boot, run]: [Duratio
         End::Done => "ended correctly".to_owned(),
         End::Stopped => "stopped without reporting its end".to_owned(),
         End::Hung => "took too long and was killed".to_owned(),
-        End::StoodStill => "stood still twice and was killed".to_owned(),
+        End::StoodStill => {
+            format!("stood still {} times and was killed", boot::BOOTS_OF_STILL)
+        }
         End::Panicked(words) => format!("panicked: {words}"),
     };
     println!(
