@@ -18,10 +18,11 @@
 //! 3. It folds the CPU's counts of watched counters, and moves the CPU's free objects to where
 //!    other CPUs find them. So no other thread needs to visit the CPU for them.
 //! 4. It makes the words of caches and counters resident on all CPUs that have run the program: 20
-//!    KiB for each, and more with hundreds of caches or counters. It also makes the library's static
-//!    variables resident: about 1 MiB. Otherwise another thread might read such a page first and
-//!    write to it later. The kernel would then replace the page, and interrupt all CPUs of the
-//!    process to flush the old translation.
+//!    KiB for each, and more with hundreds of caches or counters. It makes the library's static
+//!    variables resident too: about 1 MiB, and up to 4 MiB with those of a program that contains
+//!    the library. Otherwise another thread might read such a page first and write to it later. The
+//!    kernel would then replace the page, and interrupt all CPUs of the process to flush the old
+//!    translation.
 //! 5. It wakes the shepherds' threads, which leave the CPU if they may run elsewhere, and waits for
 //!    that for at most 0.1 s.
 //! 6. It notes the thread's context switches and the CPU's interrupts, for the report.
@@ -168,8 +169,8 @@ pub struct Isolation {
 /// Isolates the CPU to which the calling thread is pinned, until the result is dropped.
 ///
 /// The thread should not move to another CPU meanwhile. Takes up to 0.1 s if there is a shepherd,
-/// reads `/proc/interrupts`, and makes at least 20 KiB resident for each CPU that has run the
-/// program. Not for signal handlers.
+/// reads `/proc/interrupts`, and makes at least 1 MiB resident, and 20 KiB for each CPU that has
+/// run the program. Not for signal handlers.
 ///
 /// # Errors
 ///
