@@ -23,7 +23,7 @@
 //! | `LazyBlock::get_or_alloc` | `pinfold/src/counter_units/lazy.rs` `LazyBlock::publish` |
 //! `d3d87ceeb1d6f32c` |
 //! | `for_each_used` | `pinfold/src/counter_units.rs` `for_each_used` | `2606b1127739193f` |
-//! | `install_here` | `pinfold/src/counter_units.rs` `install_here` | `d6e4f96cfe6c7d30` |
+//! | `install_here` | `pinfold/src/counter_units.rs` `install_here` | `3e7c1e0c5d517fc8` |
 //! | `Units::add_gated` | `rseq/src/units.rs` `Units::add_gated` | `d1a795ab17efacd4` |
 //! | `Units::add_gated` | `rseq/src/atomic.rs` `add_gated` | `b596940c4724a624` |
 //! | `Units::add_gated` | `rseq/src/arch/x86_64.rs` `add_gated` | `3f2567536c339a46` |

@@ -18,7 +18,7 @@
 //! | `shared` | `pinfold/src/counter_units.rs` `shared` | `b207ed5b4d4780e9` |
 //! | `used` | `pinfold/src/counter_units.rs` `used` | `e8479b010a392c78` |
 //! | `for_each_used` | `pinfold/src/counter_units.rs` `for_each_used` | `2606b1127739193f` |
-//! | `install_here` | `pinfold/src/counter_units.rs` `install_here` | `d6e4f96cfe6c7d30` |
+//! | `install_here` | `pinfold/src/counter_units.rs` `install_here` | `3e7c1e0c5d517fc8` |
 //! | `count` | `rseq/src/shard.rs` `Units::count_up` | `b435d3ff3c862d45` |
 //! | `count` | `rseq/src/arch/x86_64.rs` `count_up` | `0112feb1abbb31ed` |
 //! | `count` | `rseq/src/arch/aarch64.rs` `count_up` | `0f806e2197c75a4c` |
