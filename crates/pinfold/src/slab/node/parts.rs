@@ -344,7 +344,9 @@ mod tests {
     use super::*;
     use crate::slab::KmemCache;
     use core::alloc::Layout;
-    use std::sync::mpsc::channel;
+    use core::time::Duration;
+    use std::thread::sleep;
+    use std::time::Instant;
     use std::vec::Vec;
 
     /// Takes `count` objects from the slabs of one part.
@@ -454,24 +456,23 @@ mod tests {
         if most_parts() == 1 {
             return;
         }
-        let number = cache.descriptor.id;
-        // Frees what another thread allocates, until both have waited often enough.
+        let (number, descriptor) = (cache.descriptor.id, cache.descriptor);
+        let part = &descriptor.nodes()[0];
+        let begin = Instant::now();
+        let goes_on = || !descriptor.is_split() && begin.elapsed().as_secs() < 60;
+        // One thread holds the lock again and again, until the other one has waited often enough.
         std::thread::scope(|scope| {
-            let (sender, receiver) = channel::<Vec<usize>>();
-            let cache = &cache;
-            scope.spawn(move || {
-                for batch in receiver {
-                    for object in batch {
-                        let object = NonNull::new(object as *mut u8).unwrap();
-                        // SAFETY: the other thread sent the object, and does not use it any more.
-                        unsafe { cache.free(object) };
-                    }
+            scope.spawn(|| {
+                while goes_on() {
+                    let full = descriptor.exchange_for_full(NodeRequest::only(0), part, None);
+                    descriptor.put(part, full.unwrap());
                 }
             });
-            let wait = std::time::Instant::now();
-            while !cache.descriptor.is_split() && wait.elapsed().as_secs() < 60 {
-                let batch = (0..20_000).map(|_| cache.alloc().unwrap().as_ptr() as usize);
-                sender.send(batch.collect()).unwrap();
+            while goes_on() {
+                let stock = part.stock_after_fork();
+                sleep(Duration::from_millis(1));
+                drop(stock);
+                sleep(Duration::from_micros(100));
             }
         });
         assert!(cache.descriptor.is_split());
