@@ -16,6 +16,9 @@ unsafe extern "C" {
 /// that contains this library may have much larger static variables of its own.
 const REACH: usize = 2 << 20;
 
+/// The size of the smallest pages of x86-64 and aarch64. An ELF header lies at the start of a page.
+const SMALLEST_PAGE: usize = 4096;
+
 /// Makes the pages of this library's static variables resident ([`make_resident`]), and those of
 /// the program's own that lie within [`REACH`]. One system call. A signal handler may call this.
 #[cold]
@@ -34,15 +37,18 @@ pub(crate) fn make_statics_resident() {
 }
 
 /// Returns the pages of the segment that contains the static variable at `near`, without those that
-/// the loader has made read-only.
+/// the loader has made read-only. Returns `None` if the table of the segments does not follow the
+/// ELF header. A program that changes files after the linker may have moved it.
 fn writable_pages(near: usize) -> Option<Range<usize>> {
     let header = &raw const __ehdr_start;
-    // SAFETY: the ELF header is mapped as long as this code is, and so is the table of the
-    // segments, which the loader reads there.
-    let headers = unsafe {
-        let table = header.byte_add((*header).e_phoff as usize);
-        from_raw_parts(table.cast::<Elf64_Phdr>(), usize::from((*header).e_phnum))
-    };
+    // SAFETY: the ELF header is mapped as long as this code is.
+    let (offset, count) = unsafe { ((*header).e_phoff, usize::from((*header).e_phnum)) };
+    let fits = size_of::<Elf64_Ehdr>() + count * size_of::<Elf64_Phdr>() <= SMALLEST_PAGE;
+    if offset as usize != size_of::<Elf64_Ehdr>() || !fits {
+        return None;
+    }
+    // SAFETY: the table follows the header on the same page, which is mapped.
+    let headers = unsafe { from_raw_parts(header.add(1).cast::<Elf64_Phdr>(), count) };
     let segments = |kind| headers.iter().filter(move |header| header.p_type == kind);
     // The first bytes of the file are the ELF header.
     let first = segments(libc::PT_LOAD).find(|segment| segment.p_offset == 0)?;
