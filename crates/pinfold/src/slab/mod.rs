@@ -39,7 +39,8 @@
 //! | caches | `kmem_cache`, `builder`, `lifetime`; `kmalloc`; `bundle`, `prefilled`, `mempool` |
 //! | the process | `fork` |
 //! | the protocol of CPUs | `sheaf_units`, `remote`, `idle`, `reclaim`; `in_flight`, `deferred`; `harden`, `debugged` |
-//! | a cache on a node | `place`, `registry`, `descriptor`, `part`, `parts`, `survey`, `handler_frees`, `debugged_node`, `events`, `refuse` |
+//! | a cache on a node | `place`, `registry`, `descriptor`, `part`, `parts`, `survey` |
+//! | | `handler_frees`, `debugged_node`, `events`, `refuse` |
 //! | slabs and sheaves | `objects`, `slabs`, `slab_bits`, `purge`, `look`, `guard`; `sheaf` |
 //! | plain facts | `geometry`, `tune`, `key`, `debug` |
 //! | beside | [`grace`] |
@@ -51,7 +52,7 @@
 //! |---|---|---|
 //! | in a unit: main, spare, held or deferred | operations on the unit's CPU | a thread exchanges the unit's word for another, or takes it out of a stopped unit |
 //! | in hand | the thread that took it | the thread installs it in a unit, puts it into a barn, seals or discards it |
-//! | in a barn | the holder of the part's lock | a CPU gets it in an exchange, or its objects go to their slabs |
+//! | in a barn | the holder of the part's lock | a CPU gets it, or its objects go to slabs |
 //! | sealed, pending | the thread that takes the list; the holder of the lock `pending` | its grace period ends, and a thread takes it in hand |
 //! | in the pool of blocks, without objects | the holder of the pool's lock | a thread takes it in hand |
 
