@@ -1,6 +1,8 @@
 //! The size classes above 32 KiB: the CPU's sheaves serve them, in bounded memory, and blocks are
 //! zeroed only if they must be.
 
+mod common;
+
 use pinfold::internal::kmalloc;
 use pinfold::slab::{Info, caches, shrink_all};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -133,4 +135,25 @@ fn zeroed_blocks_are_zeroed_and_fresh_ones_are_not_touched() {
         assert!((0..SIZE).all(|at| unsafe { block.add(at).read() } == 0));
     }
     blocks.into_iter().for_each(|block| give(block, SIZE));
+}
+
+/// A barn holds what a program frees and allocates again and again, beyond its usual bound.
+#[test]
+fn objects_that_come_back_stay_in_the_barn() {
+    let _turn = turn();
+    let info = class(256);
+    if !is_plain(&info) {
+        return;
+    }
+    common::stay_on_one_cpu();
+    // Takes and gives back 1.2 MiB. Returns how many objects went to slabs.
+    let pass = || {
+        let before = info.statistics().flushed;
+        let blocks: Vec<_> = (0..5000).map(|_| take(256)).collect();
+        blocks.into_iter().for_each(|block| give(block, 256));
+        info.statistics().flushed - before
+    };
+    assert!(pass() > 2000);
+    let last = (0..10).map(|_| pass()).last();
+    assert_eq!(last, Some(0));
 }

@@ -7,6 +7,7 @@
 //! the run begins. So [`FreeRuns::free`] finds a free neighbour on each side by reading one frame.
 
 use super::bins::{Bins, LOOK_AT, NIL};
+use super::huge_pages::HUGE_PAGE;
 use super::window;
 use super::{Frame, State, frame};
 
@@ -275,43 +276,44 @@ impl FreeRuns {
         }
     }
 
-    /// Takes the run that has been dirty the longest, if it became dirty at or before `until`
-    /// (milliseconds, wrapping). With `None`, takes the run whatever its age. Returns its first
-    /// granule and its length.
-    pub(super) fn take_oldest(&mut self, until: Option<u32>) -> Option<(u32, u32)> {
-        let head = self.oldest;
-        if head == NIL {
-            return None;
-        }
+    /// Returns the run that has been dirty the longest, if it became dirty at or before `until`
+    /// (milliseconds, wrapping). With `None`, returns the run whatever its age.
+    pub(super) fn oldest(&self, until: Option<u32>) -> Option<u32> {
+        let head = (self.oldest != NIL).then_some(self.oldest)?;
         debug_assert!(matches!(self.run_at(head), Some((State::Dirty, _))));
         // SAFETY: the list by age has free runs only, and the lock is held.
         let stamp = unsafe { at(head).stamp };
-        if until.is_some_and(|until| (until.wrapping_sub(stamp) as i32) < 0) {
-            return None;
-        }
-        let granules = self.remove(head);
-        self.unlink_age(head);
-        Some((head, granules))
+        let is_old = until.is_none_or(|until| until.wrapping_sub(stamp).cast_signed() >= 0);
+        is_old.then_some(head)
     }
 
-    /// Takes a dirty run, or a part of one, for a purge of `granules`.
-    ///
-    /// * If a run has `2 * unit - 1` granules or more, takes whole units from its end, so that no
-    ///   huge page is split: as many as cover `granules`, or all that the run has.
-    /// * Otherwise takes the oldest run.
-    pub(super) fn take_units(&mut self, granules: u32, unit: u32) -> Option<(u32, u32)> {
-        // A run of two units less one granule has a whole unit, wherever the run begins.
-        let Some(head) = self.find(State::Dirty, 2 * unit - 1, false) else {
-            return self.take_oldest(None);
+    /// Returns a dirty run of at least `least` granules, or else the oldest one.
+    pub(super) fn long_or_oldest(&mut self, least: u32) -> Option<u32> {
+        let long = self.find(State::Dirty, least, false);
+        long.or_else(|| self.oldest(None))
+    }
+
+    /// Takes about `granules` off the end of a dirty run, or the whole run if it is shorter. In a
+    /// dense region, takes whole huge pages if the run has any, so that none is split. Returns the
+    /// first granule and the number of granules.
+    pub(super) fn take_end(&mut self, head: u32, granules: u32) -> (u32, u32) {
+        let end = self.end_of(head);
+        let unit = match window::is_dense(head) {
+            true => HUGE_PAGE,
+            false => 1,
         };
-        let last = self.end_of(head) / unit * unit;
-        let first =
-            (last - granules.next_multiple_of(unit).min(last)).max(head.next_multiple_of(unit));
+        let last = end / unit * unit;
+        let most = granules.next_multiple_of(unit).min(last);
+        let first = (last - most).max(head.next_multiple_of(unit));
+        let (first, last) = match first < last {
+            true => (first, last),
+            false => (head, end),
+        };
         self.take_part(head, first, last - first);
         // If the run is set aside, `take_back` reads its length here.
         // SAFETY: the granules were taken from a free run above, and the lock is held.
         unsafe { (at(first).head, at(first).granules) = (first, (last - first) as u16) };
-        Some((first, last - first))
+        (first, last - first)
     }
 
     /// Takes a clean run of at least `least` granules.

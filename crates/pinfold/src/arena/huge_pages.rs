@@ -15,7 +15,7 @@
 //! The arena asks for huge or small pages for each piece of memory that it maps, so the system's
 //! default does not matter.
 
-use super::{budget, held, kept};
+use super::{GRANULE, budget, held, kept};
 use core::fmt;
 use core::str::FromStr;
 use core::sync::atomic::AtomicU8;
@@ -24,6 +24,9 @@ use core::sync::atomic::Ordering::Relaxed;
 /// The environment variable that says when the arenas ask for huge pages: `never`, `auto` or
 /// `always`.
 pub const HUGE_PAGES_VARIABLE: &str = "PINFOLD_THP";
+
+/// The granules of a huge page.
+pub(super) const HUGE_PAGE: u32 = (2 << 20) / GRANULE as u32;
 
 /// Bytes in use by slabs of small objects, from which on such slabs get huge pages: 64 MiB. So a
 /// small program stays small, even if the system gives huge pages to all memory.

@@ -2,8 +2,8 @@
 //! dirty for long, and on request all free runs.
 
 use super::free_runs::FreeRuns;
-use super::runs::{Arena, MAX_STEP, arena_of, set_aside};
-use super::{GRANULE, MAX_RUN, State, address_of, budget, gave_back, huge, kept, numa, returned};
+use super::runs::{Arena, arena_of, set_aside};
+use super::{GRANULE, State, address_of, budget, gave_back, huge, kept, numa, returned};
 use crate::lock::Guard;
 use crate::{nodes, spared, sys};
 use core::ptr::NonNull;
@@ -25,25 +25,39 @@ const LOOKED_AT: usize = 17;
 /// Unmapping a run can split mappings, whose number the system limits.
 const MIN_UNMAP: u32 = 16;
 
-/// Purges dirty runs, node by node, until only as much is dirty as may be kept.
+/// The most granules that a call purges in passing, if it does not free more itself: 256 KiB. The
+/// kernel takes some tens of microseconds for them. A later call goes on.
+pub(super) const PIECE: u32 = (256 << 10) / GRANULE as u32;
+/// Purges in passing begin with runs of at least this many granules, if there are any: 4 MiB.
+const LONG: u32 = (4 << 20) / GRANULE as u32;
+
+/// Purges dirty runs beyond the number that may be kept, for a call that has freed `granules`, or
+/// taken as many of fresh memory: at most twice as many and a [`PIECE`]. So the calls together
+/// purge faster than there is more to purge, and none takes long. If the program or its user has
+/// set a limit on dirty memory, purges until it is kept.
 ///
 /// While a thread has isolated its CPU, does so only for a limit that the program or its user has
 /// set.
-pub(super) fn relieve() {
+pub(super) fn relieve(granules: u32) {
     if spared::any() && budget::dirty_limit().is_none() {
         return;
     }
+    let mut left = match budget::dirty_limit() {
+        Some(_) => u32::MAX,
+        None => granules.saturating_mul(2).saturating_add(PIECE),
+    };
     for node in 0..nodes::count() {
-        let mut excess = kept::excess();
-        if excess == 0 {
+        left = left.min(kept::excess().try_into().unwrap_or(u32::MAX));
+        if left == 0 {
             return;
         }
         if let Some(mut arena) = arena_of(node).lock_or_divert() {
             arena.take_parked(node, |_| true);
             drop(purge(arena, node, |free| {
-                let most = excess.min(MAX_RUN as usize) as u32;
-                let run = (excess > 0).then(|| free.take_units(most, MAX_STEP))?;
-                run.inspect(|run| excess = excess.saturating_sub(run.1 as usize))
+                let head = (left > 0).then(|| free.long_or_oldest(LONG))??;
+                let run = free.take_end(head, left);
+                left = left.saturating_sub(run.1);
+                Some(run)
             }));
         }
     }
@@ -95,8 +109,10 @@ pub(super) fn purge_all(
 ) -> Option<Guard<'static, Arena>> {
     let mut left = kept::dirty(node);
     purge(arena, node, |free| {
-        let run = (left > 0).then(|| free.take_oldest(None)).flatten();
-        run.inspect(|run| left = left.saturating_sub(run.1 as usize))
+        let head = (left > 0).then(|| free.oldest(None))??;
+        let run = free.take_end(head, u32::MAX);
+        left = left.saturating_sub(run.1 as usize);
+        Some(run)
     })
 }
 
@@ -125,18 +141,20 @@ fn unmap_clean(node: usize, least: u32) -> usize {
     unmapped
 }
 
-/// Purges the runs of one node that have been dirty for [`dirty_time`], unless a thread has
-/// isolated its CPU: then they stay.
-pub(super) fn purge_aged(node: usize, now: u32) {
-    if let Some(mut arena) = arena_of(node).lock_or_divert() {
-        arena.take_back(node);
-        if spared::any() {
-            return;
-        }
-        arena.take_parked(node, |_| true);
-        let until = now.wrapping_sub(DIRTY_FOR.load(Relaxed));
-        drop(purge(arena, node, |free| free.take_oldest(Some(until))));
+/// Purges at most about `most` granules of the runs that have been dirty for [`dirty_time`], unless
+/// a thread has isolated its CPU: then they stay. Releases the lock.
+pub(super) fn purge_aged(arena: Guard<'static, Arena>, node: usize, now: u32, most: u32) {
+    let until = now.wrapping_sub(DIRTY_FOR.load(Relaxed));
+    if spared::any() || arena.free.oldest(Some(until)).is_none() {
+        return;
     }
+    let mut left = most;
+    drop(purge(arena, node, |free| {
+        let head = (left > 0).then(|| free.oldest(Some(until)))??;
+        let run = free.take_end(head, left);
+        left = left.saturating_sub(run.1);
+        Some(run)
+    }));
 }
 
 /// Purges the runs of all nodes that have been dirty for [`dirty_time`]. For the shepherd.
@@ -146,7 +164,15 @@ pub(crate) fn purge_all_aged() {
     }
     let now = sys::coarse_milliseconds() as u32;
     kept::begin_period(now);
-    (0..nodes::count()).for_each(|node| purge_aged(node, now));
+    for node in 0..nodes::count() {
+        if let Some(mut arena) = arena_of(node).lock_or_divert() {
+            arena.take_back(node);
+            if !spared::any() {
+                arena.take_parked(node, |_| true);
+            }
+            purge_aged(arena, node, now, u32::MAX);
+        }
+    }
 }
 
 /// Returns whether less than a quarter of the first `size` bytes of a run in use seems to have been

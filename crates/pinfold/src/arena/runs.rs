@@ -22,23 +22,23 @@
 use super::free_runs::FreeRuns;
 use super::numa::{self, NodeRequest};
 use super::parked::{self, Parked};
-use super::purge::{purge_aged, purge_all, relieve};
+use super::purge::{PIECE, purge_aged, purge_all, relieve};
 use super::window;
 use super::{
     COLOURED, GRANULE, LARGE, MAX_NODES, MAX_RUN, REGION_FIRST, REGION_GRANULES, State, address_of,
     budget, frame, held, huge_pages, index_of, index_of_run, init, kept, set_entry, took,
 };
 use crate::lock::{Llist, Lock, Rank, Word, chain};
-use crate::sanitizer;
 use crate::sys::{self, Mapped};
+use crate::{sanitizer, spared};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU64;
 
-/// Once in this many freed runs, `give_back` looks for runs that have been dirty for long.
+/// Once in this many freed runs, `give_back` looks whether a period is over, and at parked runs.
 const TICK: u32 = 16;
 /// At a time, the arena maps at least an eighth of what it has mapped already, within these bounds.
 const MIN_STEP: u32 = (256 << 10) / GRANULE as u32;
-pub(super) const MAX_STEP: u32 = (2 << 20) / GRANULE as u32;
+const MAX_STEP: u32 = huge_pages::HUGE_PAGE;
 /// The shortest run that may begin with a shorter dirty run: 1 MiB. The page faults of shorter runs
 /// cost little.
 const MIN_MIXED: u32 = (1 << 20) / GRANULE as u32;
@@ -147,6 +147,10 @@ fn alloc_marked(
     }
     let dense = small && huge_pages::are_wanted_for_slabs();
     let run = alloc_at(request.node, granules, align, dense)?;
+    if run.zeroed && kept::excess() > 0 {
+        // Fresh memory serves what dirty memory could not.
+        relieve(granules);
+    }
     let head = index_of_run(run.start);
     // SAFETY: `alloc_at` gave the run to this thread alone.
     unsafe { (*frame(head)).small = small };
@@ -253,15 +257,18 @@ pub(super) fn give_back(head: u32, granules: u32) {
     arena.tick();
     arena.take_back(node);
     arena.take_in(node, head, granules);
-    let (calls, now) = (arena.calls, arena.now);
-    drop(arena);
-    if calls == 0 {
+    let now = arena.now;
+    if arena.calls == 0 {
         kept::begin_period(now);
+        if !spared::any() {
+            arena.take_parked(node, |_| true);
+        }
     }
     if kept::excess() > 0 {
-        relieve();
-    } else if calls == 0 {
-        purge_aged(node, now);
+        drop(arena);
+        relieve(granules);
+    } else {
+        purge_aged(arena, node, now, PIECE);
     }
 }
 

@@ -453,7 +453,7 @@ impl Descriptor {
 
     /// Returns the most full sheaves that the cache's barn holds on a node where the cache has
     /// `slabs` slabs.
-    pub(crate) fn barn_most(&self, slabs: usize) -> usize {
+    pub(crate) fn barn_most(&self, slabs: usize, extra: usize) -> usize {
         let in_slabs = self
             .id
             .any_class()
@@ -463,6 +463,7 @@ impl Descriptor {
             self.capacity(),
             self.barn_bytes,
             in_slabs,
+            extra,
             self.is_split(),
         )
     }

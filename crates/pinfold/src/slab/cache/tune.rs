@@ -30,7 +30,8 @@ pub(crate) const MIN_CAPACITY: usize = 4;
 pub(crate) const BARN_BYTES: usize = 2 << 20;
 const MIN_BARN: usize = 4;
 /// For a size class, a barn holds at most 1/`BARN_SHARE` of the bytes in the class's slabs on the
-/// node, or [`MIN_BARN_BYTES`] if that is more.
+/// node, or [`MIN_BARN_BYTES`] if that is more. It holds more if the program needs it again and
+/// again.
 const BARN_SHARE: usize = 8;
 const MIN_BARN_BYTES: usize = 512 << 10;
 /// The same for each part of a split cache.
@@ -38,7 +39,7 @@ const MIN_BARN_BYTES_SPLIT: usize = 256 << 10;
 /// For blocks of this size or more, the barn holds at most that share, even if it is less than one
 /// sheaf. In a small heap, one sheaf of each large class would be a large part of the heap.
 const LARGE_CLASS: usize = 32 << 10;
-const MAX_BARN: usize = 128;
+pub(crate) const MAX_BARN: usize = 128;
 /// The number of sheaves of a cache that a CPU has: the main sheaf and the spare.
 const SHEAVES: usize = 2;
 
@@ -199,12 +200,14 @@ fn by_size(size: usize) -> (usize, usize) {
 
 /// Returns the most full sheaves that the barn of a part of a cache holds. Sheaves have `capacity`
 /// objects of `size` bytes, and the barn at most `bytes`. `in_slabs` is the number of bytes in the
-/// part's slabs if the cache is a size class's, and `None` otherwise.
+/// part's slabs if the cache is a size class's, and `None` otherwise. The barn of a size class may
+/// hold `extra` sheaves more (`Stock::note_return`).
 pub(crate) fn barn_most(
     size: usize,
     capacity: usize,
     bytes: usize,
     in_slabs: Option<usize>,
+    extra: usize,
     is_split: bool,
 ) -> usize {
     let min_bytes = match is_split {
@@ -218,7 +221,7 @@ pub(crate) fn barn_most(
             if size >= LARGE_CLASS {
                 return share.min(bytes) / sheaf;
             }
-            let most = share.max(min_bytes).min(bytes);
+            let most = (share.max(min_bytes) + extra * sheaf).min(bytes);
             (most, (min_bytes / sheaf).clamp(1, MIN_BARN))
         }
         None => (bytes, MIN_BARN),

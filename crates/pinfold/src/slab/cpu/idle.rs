@@ -32,9 +32,8 @@ use crate::shepherd::Reach;
 use crate::slab::cache::descriptor::Descriptor;
 use crate::slab::cache::reclaim::{reclaim, shrink_all};
 use crate::slab::cache::registry;
-use crate::slab::node::purge::PERIODS;
 use crate::topology::facts;
-use crate::{arena, shepherd, spared, sys};
+use crate::{arena, shepherd, sys};
 use core::alloc::Layout;
 use core::ptr::null_mut;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -46,8 +45,8 @@ use pinfold_rseq::{
 /// The number of looks after which a sheaf is idle, if its word was the same at each. Also the mask
 /// of the low bits that count these looks in a word of [`SEEN`].
 const LOOKS: u64 = 0b11;
-/// The most additional times that a tick purges slabs of each node of a cache.
-const MORE: usize = 64;
+/// The most steps in which a tick gives back idle memory of each part of a cache.
+const STEPS: usize = 1024;
 /// The fewest milliseconds between two reads of the files with the limits on memory.
 const BETWEEN_READS: u32 = 10_000;
 /// The fewest milliseconds between two looks at a unit by threads that run on its CPU.
@@ -141,12 +140,9 @@ pub(crate) fn drain(reach: Reach) {
     let now = sys::coarse_milliseconds() as u32;
     registry::for_each(|cache| {
         cache.parts().for_each(|node| {
-            node.release_idle(cache, now);
             // Each call does a small step, so that other threads get the node's lock in between.
-            // While a thread has isolated its CPU, memory waits.
-            let more = if spared::any() { 0 } else { MORE };
-            let more = (0..more).take_while(|_| node.purge_more(cache, PERIODS));
-            more.for_each(drop);
+            let steps = (0..STEPS).take_while(|_| node.release_idle(cache, now));
+            steps.for_each(drop);
         });
     });
     arena::purge_all_aged();

@@ -77,9 +77,9 @@ pub fn tick() -> bool {
     idle::take_idle_here();
     if let Some((cache, round)) = registry::in_turn(calls / TICK) {
         let now = sys::coarse_milliseconds() as u32;
-        cache
-            .parts_in_turn(round)
-            .for_each(|part| part.release_idle(&cache, now));
+        for part in cache.parts_in_turn(round) {
+            part.release_idle(&cache, now);
+        }
     }
     true
 }

@@ -6,6 +6,10 @@
 //! reverse. The exchange touches none of the objects. Objects go to slabs only when the barn has
 //! more full sheaves than its bound. They come from slabs only when the barn has no full sheaf.
 //!
+//! The bound of a size class is tight, because other sizes cannot use the memory in a barn. If the
+//! program soon allocates again what the barn had no room for, the bound rises by a sheaf each
+//! time. It falls again by the sheaves that were idle for half a second.
+//!
 //! # Who may write what
 //!
 //! | what | who |
@@ -21,7 +25,7 @@ use crate::arena::{self, NodeRequest};
 use crate::lock::{Guard, Llist, Lock, Rank};
 use crate::segment::{NodeEvents, SlabEvent};
 use crate::slab::cache::descriptor::Descriptor;
-use crate::slab::cache::tune::QUARANTINE;
+use crate::slab::cache::tune::{MAX_BARN, QUARANTINE};
 use crate::slab::cpu::sheaf::{Sheaf, SheafList};
 use crate::spared;
 use core::alloc::Layout;
@@ -43,6 +47,9 @@ const WAITS_WITHIN: u32 = 500;
 /// The least time between two calls of [`Node::release_idle`] that do anything, in milliseconds.
 const IDLE_FOR: u32 = 450;
 
+/// The most sheaves that one step of `release_idle` empties: about a thousand objects.
+const IDLE_SHEAVES: usize = 8;
+
 /// The capacity of sheaves while a cache's slabs are [sparse](Slabs::is_sparse). An object that
 /// moves only between callers and sheaves keeps its slab in use. With small sheaves, more freed
 /// objects reach their slabs, and more objects come from the fullest slabs. So the other slabs
@@ -59,6 +66,10 @@ pub(crate) struct Stock {
     pub(crate) slabs: Slabs,
     /// The smallest number of full sheaves since [`Node::release_idle`] last did its work.
     idle: usize,
+    /// The objects that left the barn for want of room since then, less those that came back.
+    overflowed: usize,
+    /// How many sheaves a size class's barn may hold beyond its usual bound.
+    extra: usize,
     /// When `release_idle` last did its work, in milliseconds, wrapping.
     looked: u32,
     /// Exchanges with small sheaves since the coarse clock showed `counted` milliseconds, wrapping.
@@ -99,6 +110,8 @@ impl Node {
                     empty: SheafList::new(),
                     slabs: Slabs::new(number, events),
                     idle: 0,
+                    overflowed: 0,
+                    extra: 0,
                     looked: 0,
                     exchanges: 0,
                     counted: 0,
@@ -258,6 +271,7 @@ impl Node {
         stock.count(SlabEvent::BarnGetFail, 1);
         stock.count(SlabEvent::Refilled, taken);
         stock.count(SlabEvent::SheafRefill, taken);
+        stock.note_return(taken);
         match taken {
             0 => Err(Some(sheaf)),
             _ => Ok(sheaf),
@@ -390,6 +404,7 @@ impl Node {
             }
             let mut oldest = stock.take_oldest()?;
             stock.count(SlabEvent::BarnPutFail, 1);
+            stock.overflowed += oldest.len();
             self.flush(cache, stock, &mut oldest);
             let has_others = !oldest.is_empty();
             if let Some(other) = flushed.replace(oldest) {
@@ -483,37 +498,43 @@ impl Node {
         stock.slabs.shrink(cache)
     }
 
-    /// Gives back what was not needed since the last call: objects of full sheaves to their slabs,
-    /// empty slabs to the arena, and pages of free objects to the system. Also resets the count of
-    /// exchanges, so that sparse slabs drain again after a burst: CPUs with two full sheaves make
-    /// no exchange, which would reset it. Does nothing if the last call that worked is less than
-    /// [`IDLE_FOR`] milliseconds ago.
-    pub(crate) fn release_idle(&self, cache: &Descriptor, now: u32) {
+    /// Gives back what was not needed for [`IDLE_FOR`] milliseconds: objects of full sheaves to
+    /// their slabs, empty slabs to the arena, and pages of free objects to the system. Also resets
+    /// the count of exchanges, so that sparse slabs drain again after a burst: CPUs with two full
+    /// sheaves make no exchange, which would reset it.
+    ///
+    /// Does a small step, because the caller may be an allocation, and other threads wait for the
+    /// lock meanwhile. Returns whether there is more to do now.
+    pub(crate) fn release_idle(&self, cache: &Descriptor, now: u32) -> bool {
         let Some(mut stock) = self.stock() else {
-            return;
+            return false;
         };
-        if now.wrapping_sub(stock.looked) < IDLE_FOR {
-            return;
-        }
-        stock.looked = now;
-        self.take_back(cache, &mut stock);
-        for _ in 0..stock.idle {
-            if let Some(mut sheaf) = stock.take_oldest() {
-                self.flush_all(cache, &mut stock, &mut sheaf);
-                stock.put_empty(cache, sheaf);
+        if now.wrapping_sub(stock.looked) >= IDLE_FOR {
+            self.take_back(cache, &mut stock);
+            let sheaves = stock.idle.min(IDLE_SHEAVES);
+            for _ in 0..sheaves {
+                if let Some(mut sheaf) = stock.take_oldest() {
+                    self.flush_all(cache, &mut stock, &mut sheaf);
+                    stock.put_empty(cache, sheaf);
+                }
             }
+            stock.idle -= sheaves;
+            stock.extra = stock.extra.saturating_sub(sheaves);
+            if stock.idle > 0 || stock.slabs.release_idle(cache) {
+                return true;
+            }
+            while stock.empty.length > MAX_EMPTY {
+                stock.empty.take().into_iter().for_each(Sheaf::discard);
+            }
+            stock.looked = now;
+            stock.overflowed = 0;
+            stock.idle = stock.full.length;
+            stock.exchanges = 0;
+            self.sparse.store(stock.is_draining(cache), Relaxed);
+            stock.slabs.begin_purge();
         }
-        while stock.empty.length > MAX_EMPTY {
-            stock.empty.take().into_iter().for_each(Sheaf::discard);
-        }
-        stock.idle = stock.full.length;
-        stock.exchanges = 0;
-        self.sparse.store(stock.is_draining(cache), Relaxed);
-        stock.slabs.release_idle(cache);
         // While a thread has isolated its CPU, memory waits.
-        if !spared::any() {
-            stock.slabs.purge_idle(cache, PERIODS);
-        }
+        stock.slabs.is_purging() && !spared::any() && stock.slabs.purge_idle(cache, PERIODS)
     }
 
     /// Gives back pages of free objects, in slabs that were left alone for `periods` periods of
@@ -567,7 +588,16 @@ impl Stock {
     fn barn_most(&mut self, cache: &Descriptor) -> usize {
         match self.drains(cache) {
             true => 0,
-            false => cache.barn_most(self.slabs.count),
+            false => cache.barn_most(self.slabs.count, self.extra),
+        }
+    }
+
+    /// Notes that `taken` objects came from slabs. If as many went there lately for want of room in
+    /// the barn, the bound rises by a sheaf.
+    fn note_return(&mut self, taken: usize) {
+        if taken > 0 && self.overflowed >= taken {
+            self.overflowed -= taken;
+            self.extra = (self.extra + 1).min(MAX_BARN);
         }
     }
 

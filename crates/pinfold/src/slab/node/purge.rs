@@ -20,10 +20,24 @@ use core::sync::atomic::Ordering::Relaxed;
 pub(crate) const PERIODS: u32 = 2;
 /// The most slabs that one call visits, and the most that it purges. Few, because the caller holds
 /// the node's lock during the call.
-const LOOKED_AT: usize = 512;
-const MAX_PURGED: usize = 32;
+const LOOKED_AT: usize = 128;
+const MAX_PURGED: usize = 2;
 
 impl Slabs {
+    /// Lets the next calls of [`purge_idle`](Self::purge_idle) visit all partial slabs, if they do
+    /// not visit them already.
+    pub(crate) fn begin_purge(&mut self) {
+        if self.cursor == NIL {
+            self.cursor = self.first_partial(0);
+        }
+    }
+
+    /// Returns whether there are partial slabs that `purge_idle` has not visited since
+    /// [`begin_purge`](Self::begin_purge).
+    pub(crate) fn is_purging(&self) -> bool {
+        self.cursor != NIL
+    }
+
     /// Purges partial slabs that were left alone for `periods` periods. Starts where the last call
     /// ended. Returns whether there are slabs that it has not visited yet.
     ///

@@ -75,6 +75,8 @@ const LISTS: usize = BINS + 2;
 /// Stands for no list.
 const NONE: usize = LISTS;
 
+/// The most slabs that one step of [`Slabs::release_idle`] gives back.
+const IDLE_SLABS: usize = 4;
 /// A node keeps up to 1/`SHARE_EMPTY` of a cache's slabs empty.
 const SHARE_EMPTY: usize = 16;
 /// A node keeps this many more empty slabs, while all caches together have few empty slabs.
@@ -130,7 +132,7 @@ pub(crate) struct Slabs {
     /// The partial slab at which the next purge continues, or [`NIL`] to begin at the first
     /// (`purge`).
     pub(crate) cursor: u32,
-    /// Counts the calls of [`release_idle`](Self::release_idle), at most about two a second.
+    /// Counts the periods of [`release_idle`](Self::release_idle), at most about two a second.
     pub(crate) period: u32,
     pub(crate) empty: usize,
     /// The smallest number of empty slabs since the last call of
@@ -398,12 +400,18 @@ impl Slabs {
         self.release_empty(cache, usize::MAX)
     }
 
-    /// Gives back to the arena as many empty slabs as stayed empty since the last call.
-    pub(crate) fn release_idle(&mut self, cache: &Objects) {
-        self.release_empty(cache, self.idle);
+    /// Gives back to the arena at most [`IDLE_SLABS`] of the slabs that stayed empty for a period.
+    /// Returns whether there are more. If there are none, begins the next period.
+    pub(crate) fn release_idle(&mut self, cache: &Objects) -> bool {
+        let most = self.idle.min(IDLE_SLABS);
+        if self.release_empty(cache, most) == most && self.idle > most {
+            self.idle -= most;
+            return true;
+        }
         self.idle = self.empty;
         // The remainder is never equal to `PURGED`, which marks purged slabs.
         self.period = (self.period + 1) % PURGED;
+        false
     }
 
     fn release_empty(&mut self, cache: &Objects, most: usize) -> usize {

@@ -219,7 +219,7 @@ impl Info {
         self.read_alive(|cache| match cache.slot_layout.as_ref() {
             Some(_) => (0, 0),
             None => {
-                let most = cache.barn_most(usize::MAX / cache.geometry.slab_bytes);
+                let most = cache.barn_most(usize::MAX / cache.geometry.slab_bytes, 0);
                 (cache.capacity(), most)
             }
         })
