@@ -33,11 +33,11 @@
 //! | `Cpu::install` | `pinfold/src/slab/` `Descriptor::install` | `f47fd15e8c584add` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::alloc_slow` | `0cfcea45f04d49df` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::free_slow` | `79a2b3c6d596c709` |
-//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `0af38e5b85af7c62` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `d225ad20e20b7f00` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `658aa9e0eb887315` |
 //! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Descriptor::exchange_for_empty` |
 //! `ba32e57c8200db66` |
-//! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Node::flush_oldest` | `58b03e0a45b8157b` |
+//! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Node::flush_oldest` | `f88f586a12cfb762` |
 //! | `Parts::hand_over` | `pinfold/src/slab/` `Descriptor::hand_over` | `22111b4621a2a6e4` |
 //! | `Parts::take_in` | `pinfold/src/slab/` `Node::take_in` | `5db22a551ccb78d7` |
 //! | `Parts::empty` | `pinfold/src/slab/` `Node::empty` | `9068b11c29b57e46` |

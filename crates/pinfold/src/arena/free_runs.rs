@@ -303,7 +303,7 @@ impl FreeRuns {
             false => 1,
         };
         let last = end / unit * unit;
-        let most = granules.next_multiple_of(unit).min(last);
+        let most = granules.min(end - head).next_multiple_of(unit).min(last);
         let first = (last - most).max(head.next_multiple_of(unit));
         let (first, last) = match first < last {
             true => (first, last),
