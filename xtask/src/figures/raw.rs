@@ -4,7 +4,7 @@
 //! A *pick* is a list of `key=value`. `file` names the raw file and `metric` the field whose value
 //! is wanted. `unit`, `digits`, `best` and keys that begin with `by.` say how to show it. Every
 //! other key is a field that a row must have with that value. A row that lacks a field has it
-//! empty.
+//! empty. A metric `a.b` is field `b` of the object `a`.
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
@@ -81,7 +81,11 @@ impl Runs {
     /// If the file cannot be read, or is not JSON.
     pub fn origin(&self, name: &str) -> Result<String> {
         let file = self.file(name)?;
-        let machine = &file["machine"];
+        let Some(machine) = file.get("machine") else {
+            let day = file["date"].as_str().unwrap_or_default();
+            let day = day.split(' ').next().unwrap_or_default();
+            return Ok(format!("emulated machines, {day}"));
+        };
         let text = |value: &Value| match value {
             Value::String(text) => text.clone(),
             value => value.to_string(),
@@ -259,7 +263,7 @@ impl Pick {
         let rows = rows.with_context(|| format!("{name} has no rows"))?;
         let wanted = rows.iter().filter(|row| self.fits(row)).filter(is_meant);
         let values = wanted.map(|row| {
-            let value = row.get(metric);
+            let value = row.pointer(&format!("/{}", metric.replace('.', "/")));
             Ok(value
                 .with_context(|| format!("a row of {name} has no {metric}"))?
                 .as_f64())
@@ -330,7 +334,7 @@ mod tests {
             {"subject": "b", "size": 8, "late": false, "ns": 4.08, "bytes": 1234567, "error": 7},
             {"subject": "pinfold", "size": 8, "ns": 1.02},
             {"subject": "pinfold", "size": 16, "ns": 16.32},
-            {"subject": "pinfold", "size": 32, "ns": 1}
+            {"subject": "pinfold", "size": 32, "ns": 1, "of": {"part": 7}}
         ]}"#;
         let runs = Runs::of("a.json", rows);
         let pick = Pick::parse("file=a.json metric=ns")?.and(&Pick::parse(pick)?);
@@ -361,6 +365,7 @@ mod tests {
         assert_eq!(shown("subject=a size=8 by.subject=a").unwrap(), "1.0");
         assert_eq!(shown("subject=a size=8 by.subject=").unwrap(), "2.0");
         assert_eq!(shown("subject=pinfold size=8 late=").unwrap(), "1.0");
+        assert_eq!(shown("size=32 metric=of.part").unwrap(), "7.0");
         assert_eq!(
             shown("subject=b metric=bytes digits=0").unwrap(),
             "1,234,567"

@@ -86,9 +86,10 @@ pub struct Run {
 /// Allocates a run of `granules` on `node`, or else on the nearest other node that has memory. Sets
 /// the page map's entry of the first granule to `entry`, or of every granule if `whole` is true.
 ///
-/// Takes the arena's lock, and maps memory by a system call if no free run fits. Returns `None` if
-/// the run would be longer than a region, if the system has no memory or a limit is near, in a
-/// signal handler that may not wait for the lock, and while another thread forks.
+/// Takes the arena's lock, and maps memory by a system call if no free run fits. May then give some
+/// free memory back too, if much is kept. Returns `None` if the run would be longer than a region,
+/// if the system has no memory or a limit is near, in a signal handler that may not wait for the
+/// lock, and while another thread forks.
 pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Option<Run> {
     alloc_at_multiple(granules, 1, node, entry, whole)
 }

@@ -154,6 +154,9 @@ pub struct Row {
     pub program: Counts,
     /// Those that cause the most transfers come first.
     pub sites: Vec<Site>,
+    /// The cycles of an allocation and a free by the model, and by the clock on this machine.
+    pub model: Option<f64>,
+    pub clock: Option<f64>,
 }
 
 /// The sites of a row that are kept.
@@ -222,6 +225,8 @@ impl Row {
             free: Counts::read(&report["free"]),
             program: Counts::read(&report["program"]),
             sites,
+            model: None,
+            clock: None,
         })
     }
 
@@ -243,11 +248,16 @@ impl Row {
                 "line_transfers": site.line_transfers,
             })
         };
+        let both = self.both();
         json!({
             "subject": self.subject,
             "load": self.load,
             "size": self.size,
             "cpus": self.cpus,
+            "transfers_of_125": 125.0 * both.each(both.transfers()),
+            "handovers_of_125": 125.0 * both.each(both.handovers),
+            "model_cycles": self.model,
+            "clock_cycles": self.clock,
             "alloc": self.alloc.json(),
             "free": self.free.json(),
             "program": self.program.json(),
@@ -256,8 +266,9 @@ impl Row {
     }
 }
 
-/// Writes the rows to `bench/runs/<date>-many/<time>.json`, one a line. Returns the path.
-pub fn save(rows: &[Row]) -> Result<PathBuf> {
+/// Writes the rows to `bench/runs/<date>-many/<time>.json`, one a line, and the model's error as a
+/// row of its own. Returns the path.
+pub fn save(rows: &[Row], error: Option<f64>) -> Result<PathBuf> {
     let said = Command::new("date")
         .args(["-u", "+%F %H%M%S"])
         .output()
@@ -268,7 +279,9 @@ pub fn save(rows: &[Row]) -> Result<PathBuf> {
     fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let path = folder.join(format!("{time}.json"));
     let command: Vec<_> = std::env::args().skip(1).collect();
-    let lines: Vec<_> = rows.iter().map(|row| row.json().to_string()).collect();
+    let error = error.map(|factor| json!({"subject": "model", "factor": factor}));
+    let lines = rows.iter().map(Row::json).chain(error);
+    let lines: Vec<_> = lines.map(|row| row.to_string()).collect();
     let text = format!(
         "{{\"bench\":\"many\",\"command\":{},\"date\":{},\"rows\":[\n{}\n]}}\n",
         json!(format!("cargo xtask {}", command.join(" "))),

@@ -160,15 +160,15 @@ pub fn main(args: &Args) -> Result<()> {
     }
     symbols::name(&mut rows, &subjects)?;
     print!("{}", table::text(&rows));
-    if args.save {
-        println!("saved: {}", counts::save(&rows)?.display());
-    }
+    let mut error = None;
     if args.clock {
         let programs = folder.join("many");
-        print!(
-            "{}",
-            model::text(&rows, &subjects, &programs, args.objects)?
-        );
+        let said = model::predict(&mut rows, &subjects, &programs, args.objects)?;
+        print!("{}", model::text(&rows, &said));
+        error = said.error;
+    }
+    if args.save {
+        println!("saved: {}", counts::save(&rows, error)?.display());
     }
     Ok(())
 }

@@ -67,54 +67,72 @@ fn instructions(row: &Row) -> f64 {
     row.alloc.each(row.alloc.instructions) + row.free.each(row.free.instructions)
 }
 
-/// Measures slab_test's scenarios here and returns a table: the model beside the clock on 2 CPUs,
-/// and what the model predicts for more CPUs.
-pub fn text(rows: &[Row], subjects: &[Subject], program: &Path, objects: u32) -> Result<String> {
+/// What the model said, for the tables.
+pub struct Said {
+    costs: Costs,
+    /// The factor by which the model is off on two CPUs, in the median. `None` if nothing was
+    /// predicted there.
+    pub error: Option<f64>,
+}
+
+/// Measures slab_test's scenarios on two of this machine's CPUs, and predicts them for all numbers
+/// of CPUs. Writes both into the rows.
+pub fn predict(
+    rows: &mut [Row],
+    subjects: &[Subject],
+    program: &Path,
+    objects: u32,
+) -> Result<Said> {
     let costs = Costs::measure()?;
+    // What an instruction of a subject and size costs, by `single`.
+    let mut each = HashMap::new();
+    for row in rows.iter_mut().filter(|row| row.size.is_some() && row.cpus == 2) {
+        let cycles = clock(row, subjects, program, objects)?;
+        row.clock = Some(cycles);
+        if row.load == "single" {
+            let own = (cycles - costs.of_events(row)).max(0.0) / instructions(row).max(1.0);
+            each.insert((row.size, row.subject.clone()), own);
+        }
+    }
+    let mut errors = Vec::new();
+    for row in rows.iter_mut().filter(|row| row.size.is_some()) {
+        let Some(each) = each.get(&(row.size, row.subject.clone())) else {
+            bail!("the model needs the load single on 2 CPUs; add them to --loads and --cpus");
+        };
+        let model = each * instructions(row) + costs.of_events(row);
+        row.model = Some(model);
+        let off = row.clock.map(|clock| (model / clock).ln().abs());
+        errors.extend(off.filter(|_| row.load != "single"));
+    }
+    errors.sort_by(f64::total_cmp);
+    let error = errors.get(errors.len() / 2).map(|error| error.exp());
+    Ok(Said { costs, error })
+}
+
+/// Returns a table: the model beside the clock on 2 CPUs, and what the model predicts for more.
+pub fn text(rows: &[Row], said: &Said) -> String {
+    let costs = &said.costs;
     let mut text = format!(
         "\ncycles of an allocation and a free by the model and by the clock; here a line costs {} \
          cycles, a locked add {}, a system call {}\n\n| load | subject | CPUs | model | clock | \
          model/clock |\n|---|---|---|---|---|---|\n",
         costs.line, costs.locked, costs.syscall
     );
-    let is_scenario = |row: &&Row| row.size.is_some();
-    let mut clocks = HashMap::new();
-    for row in rows.iter().filter(is_scenario).filter(|row| row.cpus == 2) {
-        let cycles = clock(row, subjects, program, objects)?;
-        clocks.insert((row.load, row.size, &row.subject), (row, cycles));
-    }
-    let mut errors = Vec::new();
-    for row in rows.iter().filter(is_scenario) {
-        // The instructions of a load cost as much as those of this load, on one CPU.
-        let Some((base, cycles)) = clocks.get(&("single", row.size, &row.subject)) else {
-            bail!("the model needs the load single on 2 CPUs; add them to --loads and --cpus");
+    for row in rows {
+        let (Some(model), Some(size)) = (row.model, row.size) else {
+            continue;
         };
-        let each = (cycles - costs.of_events(base)).max(0.0) / instructions(base).max(1.0);
-        let model = each * instructions(row) + costs.of_events(row);
-        let (load, size) = (row.load, row.size.unwrap_or(0));
-        let _ = write!(
-            text,
-            "| {load} {size} | {} | {} | {model:.0} |",
-            row.subject, row.cpus
-        );
-        match clocks.get(&(load, row.size, &row.subject)) {
-            Some((_, cycles)) if row.cpus == 2 => {
-                let ratio = model / cycles;
-                let _ = writeln!(text, " {cycles:.0} | {ratio:.2} |");
-                errors.extend((load != "single").then(|| ratio.ln().abs()));
-            }
-            _ => text += " - | - |\n",
-        }
+        let clock = match row.clock {
+            Some(clock) => format!("{clock:.0} | {:.2}", model / clock),
+            None => "- | -".to_owned(),
+        };
+        let (load, subject, cpus) = (row.load, &row.subject, row.cpus);
+        let _ = writeln!(text, "| {load} {size} | {subject} | {cpus} | {model:.0} | {clock} |");
     }
-    errors.sort_by(f64::total_cmp);
-    if let Some(median) = errors.get(errors.len() / 2) {
-        let _ = writeln!(
-            text,
-            "\nthe model is off by a factor of {:.2} in the median",
-            median.exp()
-        );
+    if let Some(error) = said.error {
+        let _ = writeln!(text, "\nthe model is off by a factor of {error:.2} in the median");
     }
-    Ok(text)
+    text
 }
 
 /// Returns the cycles of an allocation and a free of a row's load on two of this machine's CPUs.
