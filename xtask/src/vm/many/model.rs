@@ -86,7 +86,10 @@ pub fn predict(
     let costs = Costs::measure()?;
     // What an instruction of a subject and size costs, by `single`.
     let mut each = HashMap::new();
-    for row in rows.iter_mut().filter(|row| row.size.is_some() && row.cpus == 2) {
+    for row in rows
+        .iter_mut()
+        .filter(|row| row.size.is_some() && row.cpus == 2)
+    {
         let cycles = clock(row, subjects, program, objects)?;
         row.clock = Some(cycles);
         if row.load == "single" {
@@ -127,10 +130,16 @@ pub fn text(rows: &[Row], said: &Said) -> String {
             None => "- | -".to_owned(),
         };
         let (load, subject, cpus) = (row.load, &row.subject, row.cpus);
-        let _ = writeln!(text, "| {load} {size} | {subject} | {cpus} | {model:.0} | {clock} |");
+        let _ = writeln!(
+            text,
+            "| {load} {size} | {subject} | {cpus} | {model:.0} | {clock} |"
+        );
     }
     if let Some(error) = said.error {
-        let _ = writeln!(text, "\nthe model is off by a factor of {error:.2} in the median");
+        let _ = writeln!(
+            text,
+            "\nthe model is off by a factor of {error:.2} in the median"
+        );
     }
     text
 }
