@@ -40,12 +40,13 @@ const FIGURES: usize = 20_000;
 const NAME: usize = 200;
 
 /// The fields that say what a row is of. All other numbers are figures.
-const KEYS: [&str; 26] = [
+const KEYS: [&str; 27] = [
     "program",
     "subject",
     "scenario",
     "op",
     "variant",
+    "situation",
     "goal",
     "how",
     "memory",
