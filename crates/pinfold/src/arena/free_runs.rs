@@ -7,9 +7,8 @@
 //! the run begins. So [`FreeRuns::free`] finds a free neighbour on each side by reading one frame.
 
 use super::bins::{Bins, LOOK_AT, NIL};
-use super::huge_pages::HUGE_PAGE;
-use super::window;
 use super::{Frame, State, frame};
+use super::{huge_pages, window};
 
 /// The longest run that begins at a multiple of its own length, in granules: 512 KiB.
 const NATURAL_MOST: u32 = 8;
@@ -293,13 +292,13 @@ impl FreeRuns {
         long.or_else(|| self.oldest(None))
     }
 
-    /// Takes about `granules` off the end of a dirty run, or the whole run if it is shorter. In a
-    /// dense region, takes whole huge pages if the run has any, so that none is split. Returns the
-    /// first granule and the number of granules.
+    /// Takes about `granules` off the end of a dirty run, or the whole run if it is shorter. If the
+    /// run has whole huge pages, takes only such, so that none is split. Returns the first granule
+    /// and the number of granules.
     pub(super) fn take_end(&mut self, head: u32, granules: u32) -> (u32, u32) {
         let end = self.end_of(head);
-        let unit = match window::is_dense(head) {
-            true => HUGE_PAGE,
+        let unit = match huge_pages::are_wanted(window::is_dense(head)) {
+            true => huge_pages::HUGE_PAGE,
             false => 1,
         };
         let last = end / unit * unit;

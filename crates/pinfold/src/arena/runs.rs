@@ -22,7 +22,7 @@
 use super::free_runs::FreeRuns;
 use super::numa::{self, NodeRequest};
 use super::parked::{self, Parked};
-use super::purge::{PIECE, purge_aged, purge_all, relieve};
+use super::purge::{PIECE, gives_back_at_once, purge_aged, purge_all, relieve};
 use super::window;
 use super::{
     COLOURED, GRANULE, LARGE, MAX_NODES, MAX_RUN, REGION_FIRST, REGION_GRANULES, State, address_of,
@@ -269,7 +269,11 @@ pub(super) fn give_back(head: u32, granules: u32) {
         drop(arena);
         relieve(granules);
     } else {
-        purge_aged(arena, node, now, PIECE);
+        let most = match gives_back_at_once() {
+            true => u32::MAX,
+            false => PIECE,
+        };
+        purge_aged(arena, node, now, most);
     }
 }
 

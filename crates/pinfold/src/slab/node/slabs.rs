@@ -404,8 +404,9 @@ impl Slabs {
     /// Returns whether there are more. If there are none, begins the next period.
     pub(crate) fn release_idle(&mut self, cache: &Objects) -> bool {
         let most = self.idle.min(IDLE_SLABS);
-        if self.release_empty(cache, most) == most && self.idle > most {
-            self.idle -= most;
+        let left = self.idle - most;
+        if self.release_empty(cache, most) == most && left > 0 {
+            self.idle = left;
             return true;
         }
         self.idle = self.empty;
