@@ -66,7 +66,7 @@ pub(crate) struct Stock {
     pub(crate) slabs: Slabs,
     /// The smallest number of full sheaves since [`Node::release_idle`] last did its work.
     idle: usize,
-    /// The objects that left the barn for want of room since then, less those that came back.
+    /// How many objects the barn had no room for since then. Objects that came back are subtracted.
     overflowed: usize,
     /// How many sheaves a size class's barn may hold beyond its usual bound.
     extra: usize,
@@ -592,8 +592,8 @@ impl Stock {
         }
     }
 
-    /// Notes that `taken` objects came from slabs. If as many went there lately for want of room in
-    /// the barn, the bound rises by a sheaf.
+    /// Notes that `taken` objects came from slabs. The bound rises by a sheaf if the barn lately
+    /// had no room for as many.
     fn note_return(&mut self, taken: usize) {
         if taken > 0 && self.overflowed >= taken {
             self.overflowed -= taken;
