@@ -84,7 +84,7 @@ fn give_back(with_pages: bool) {
                 // between.
                 // The first pass begins where the last tick has ended.
                 for _pass in 0..2 {
-                    while part.purge_more(cache, 0) {}
+                    while part.purge_more(cache) {}
                 }
             });
         }
@@ -137,7 +137,7 @@ pub fn shrink_all() -> Result<usize, FenceError> {
         cache.shrink();
         cache.parts().for_each(|part| {
             // Each call does a small step, so that other threads get the part's lock in between.
-            while part.purge_more(cache, 0) {}
+            while part.purge_more(cache) {}
         });
     });
     arena::trim();

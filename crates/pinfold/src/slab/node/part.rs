@@ -537,11 +537,11 @@ impl Node {
         stock.slabs.is_purging() && !spared::any() && stock.slabs.purge_idle(cache, PERIODS)
     }
 
-    /// Gives back pages of free objects, in slabs that were left alone for `periods` periods of
-    /// about half a second. Returns whether there may be more such slabs.
-    pub(crate) fn purge_more(&self, cache: &Descriptor, periods: u32) -> bool {
+    /// Gives back pages of free objects in some slabs, however lately the slabs were used. Returns
+    /// whether there may be more such slabs.
+    pub(crate) fn purge_more(&self, cache: &Descriptor) -> bool {
         let stock = self.stock();
-        stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache, periods))
+        stock.is_some_and(|mut stock| stock.slabs.purge_idle(cache, 0))
     }
 
     /// Gives the objects of a sheaf to their slabs. Sets those of other parts aside there, so that
