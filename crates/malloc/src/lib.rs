@@ -12,7 +12,7 @@
 //!
 //! | size | what serves it |
 //! |---|---|
-//! | up to 512 KiB | the cache of the size class |
+//! | up to 575 KiB | the cache of the size class |
 //! | below 62 MiB | a run of the arena ([`pinfold::internal::arena`]) |
 //! | 62 MiB and more | a mapping of its own |
 //!
@@ -142,7 +142,7 @@ impl Pinfold {
     /// `layout`, or 0 if no block is that large. A program that allocates this size may use all of
     /// the block.
     ///
-    /// A block between 512 KiB and 62 MiB has up to 4032 usable bytes more, which depends on its
+    /// A block between 575 KiB and 62 MiB has up to 4032 usable bytes more, which depends on its
     /// address. The result is the layout's size if blocks end where the request ends: under
     /// `PINFOLD_SLAB_DEBUG`, and while blocks are guarded.
     ///

@@ -15,9 +15,15 @@ fn turn() -> MutexGuard<'static, ()> {
     turn
 }
 
+/// Returns the cache of the class for `size` bytes.
 fn class(size: usize) -> Info {
-    let name = format!("kmalloc-{size:05}");
+    let name = format!("kmalloc-{:05}", room(size));
     caches().find(|info| info.name() == name).expect(&name)
+}
+
+/// Returns the bytes of a block that is allocated for `size` bytes.
+fn room(size: usize) -> usize {
+    kmalloc::size_of_class(kmalloc::class_of(size))
 }
 
 /// Returns whether the class is neither debugged nor hardened. Those classes have no sheaves, or
@@ -51,7 +57,7 @@ fn page_size() -> usize {
 #[test]
 fn every_size_has_room_and_is_writable() {
     let _turn = turn();
-    for size in (32_769..=512 << 10).step_by(3_001) {
+    for size in (32_769..=kmalloc::MAX_CLASS_SIZE).step_by(3_001) {
         let blocks: Vec<_> = (0..9).map(|_| take(size)).collect();
         for (nth, &block) in blocks.iter().enumerate() {
             // SAFETY: the test owns the block, which has `size` bytes.
@@ -84,17 +90,41 @@ fn sheaves_serve_large_blocks() {
     }
 }
 
+/// The caches of processors choose a place by the address, and hold few lines of one place. So
+/// arrays that begin at the same line of a page would compete when a program walks them in step.
+#[test]
+fn blocks_of_a_size_begin_at_many_lines() {
+    const LINES: usize = 64;
+    let _turn = turn();
+    for bits in 12..=19 {
+        for size in [1 << bits, (1 << bits) + 16, 3 << (bits - 1)] {
+            let info = class(size.min(kmalloc::MAX_CLASS_SIZE));
+            if !is_plain(&info) || size > kmalloc::MAX_CLASS_SIZE {
+                continue;
+            }
+            let blocks: Vec<_> = (0..16).map(|_| take(size)).collect();
+            let mut at = [0; LINES];
+            blocks
+                .iter()
+                .for_each(|&block| at[block as usize / 64 % LINES] += 1);
+            blocks.into_iter().for_each(|block| give(block, size));
+            // Processors of today have 8 ways or more in each set of the first cache.
+            assert!(at.iter().all(|&blocks| blocks <= 6), "{size}: {at:?}");
+        }
+    }
+}
+
 #[test]
 fn free_large_blocks_take_bounded_memory() {
     let _turn = turn();
-    for size in [65_536, 131_072, 262_144, 524_288] {
+    for size in [120_000, 131_072, 262_144, 524_288] {
         let info = class(size);
         let blocks: Vec<_> = (0..200).map(|_| take(size)).collect();
         blocks.into_iter().for_each(|block| give(block, size));
         let usage = info.usage();
         // At most 1 MiB on each CPU that this thread was on, and as much at the node.
         let cpus = usage.cpu_sheaves.div_ceil(2).max(1);
-        let bytes = usage.slabs * size;
+        let bytes = usage.slabs * room(size).next_multiple_of(64 << 10);
         assert!(bytes <= (cpus + 2) << 20, "{size}: {usage:?}");
     }
 }

@@ -36,9 +36,8 @@ const PLACES: usize = 4;
 /// The most granules in a row: 8 MiB, and a granule more for each run, because most blocks do not
 /// begin with their run (`large`). Two threads that park at the same time may pass it.
 const MOST: usize = (8 << 20) / GRANULE + PLACES;
-/// The shortest run that is parked. No allocation asks for shorter ones: they were blocks that had
-/// grown or had a large alignment, and would take the places of others.
-const LEAST: usize = (512 << 10) / GRANULE + 1;
+/// The shortest run that is parked. Aligned blocks above 64 KiB ask for such runs.
+const LEAST: usize = 2;
 /// The low bits of a word, which hold the run's length in granules. A run's address is a multiple
 /// of [`GRANULE`].
 const LENGTH: usize = GRANULE - 1;

@@ -70,7 +70,7 @@ unsafe fn realloc_any(block: *mut u8, size: usize, content: Content) -> *mut u8 
     }
     // A block that is alone in its granules lies among no other kind. What it shrinks to lies where
     // the program says.
-    let data = match whole < GRANULE && class.is_some() {
+    let data = match class.is_some_and(|class| !kmalloc::is_alone(class)) {
         true => is_data && !leaves,
         false => content == Content::Data,
     };

@@ -9,7 +9,7 @@ use crate::slab::kmalloc;
 /// Returns the largest size for which malloc would make the same block as for `size` bytes at a
 /// multiple of `align`, a power of two. Returns 0 if no block is that large.
 ///
-/// A block of this size has this many usable bytes. Between 512 KiB and 62 MiB it may have up to
+/// A block of this size has this many usable bytes. Between 575 KiB and 62 MiB it may have up to
 /// 4032 more, which depends on its address, and just below 62 MiB up to 64 KiB more. Blocks that
 /// are debugged or may be guarded end where the program's request ends, so the result is `size` for
 /// them. A heap's scope is ignored.
@@ -70,7 +70,8 @@ mod tests {
                 // SAFETY: the block is new.
                 let usable = unsafe { usable_size(block) };
                 let more = usable - good;
-                let varies = align <= COLOURED_ALIGN && (512 << 10..HUGE).contains(&size);
+                let varies =
+                    align <= COLOURED_ALIGN && (kmalloc::MAX_CLASS_SIZE..HUGE).contains(&size);
                 let at_border = good == HUGE - 1 && more < 2 * GRANULE;
                 assert!(
                     more == 0 || varies && more < 4096 || at_border,

@@ -13,21 +13,6 @@ pub(super) const MAX_SIZE: usize = size(CLASSES - 1);
 
 const _: () = assert!(SIZES[ALL_UP_TO - 1] == 1024 && MAX_SIZE == 64 << 10);
 
-/// For each class of malloc, the smallest class of a heap with blocks as large. Only valid up to
-/// [`MAX_SIZE`].
-const OF: [u8; kmalloc::CLASSES] = {
-    let mut of = [0; kmalloc::CLASSES];
-    let (mut class, mut own) = (0, 0);
-    while SIZES[class] < MAX_SIZE {
-        class += 1;
-        if SIZES[class] > size(own) {
-            own += 1;
-        }
-        of[class] = own as u8;
-    }
-    of
-};
-
 /// Returns the size of a class in bytes.
 pub(super) const fn size(class: usize) -> usize {
     if class < ALL_UP_TO {
@@ -40,7 +25,13 @@ pub(super) const fn size(class: usize) -> usize {
 /// Returns the smallest class for `size` bytes, at most [`MAX_SIZE`].
 #[inline]
 pub(super) fn of(size: usize) -> usize {
-    OF[kmalloc::class_of(size)].into()
+    if size <= 1024 {
+        return kmalloc::class_of(size);
+    }
+    // The power of two below, and the number of whole quarters of it above.
+    let power = (size - 1).ilog2();
+    let quarters = (size - 1) >> (power - 2) & 3;
+    ALL_UP_TO + (power as usize - 10) * 4 + quarters
 }
 
 /// Returns the smallest class for `size` bytes whose blocks all lie at multiples of `align`, a

@@ -79,16 +79,16 @@ use pinfold_rseq::{Backend, Index, backend};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
 
 /// The version of the layout. A reader refuses other versions.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// The number of settings that the segment has room for.
 pub const SETTINGS: usize = 8;
 
 /// The number of size classes that [`Call`] has room for.
-pub const CLASSES: usize = 80;
+pub const CLASSES: usize = 96;
 
 /// The number of caches that the segment has room for. Caches with higher numbers are not shown.
-pub const CACHES: usize = 704;
+pub const CACHES: usize = 768;
 
 /// The number of counters that the segment has room for.
 pub const COUNTERS: usize = 128;

@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(block, Some(None));
         let is_refused = while_held(descriptor::registry_word(), patience, || {
             let _stock = node.stock_after_fork().unwrap();
-            descriptor::Descriptor::create_first("first", 8).is_none()
+            descriptor::Descriptor::create_first("first", Layout::new::<u64>()).is_none()
         });
         assert_eq!(is_refused, Some(true));
         // A thread without locks waits.

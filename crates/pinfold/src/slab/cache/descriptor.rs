@@ -262,35 +262,39 @@ impl Descriptor {
 
     /// Returns the cache of the first size class, and makes it if needed. Waits for a fork. Returns
     /// `None` in a signal handler that may not wait for the registry's lock.
-    pub(crate) fn create_first(name: &str, size: usize) -> Option<&'static Descriptor> {
+    pub(crate) fn create_first(name: &str, layout: Layout) -> Option<&'static Descriptor> {
         let _numbers = NUMBERS.lock()?;
         arena::init();
-        Descriptor::enter_class(name, size, 0)
+        Descriptor::enter_class(name, layout, false, 0)
     }
 
-    /// Returns the cache of another size class, and makes it if needed. Returns `None` if it would
-    /// have to wait for a fork.
+    /// Returns the cache of another size class, and makes it if needed. With `one_color`, each
+    /// slab's first block lies at the slab's start. Returns `None` if it would have to wait for a
+    /// fork.
     pub(crate) fn create_class(
         name: &str,
-        size: usize,
+        layout: Layout,
+        one_color: bool,
         class: usize,
     ) -> Option<&'static Descriptor> {
         let _numbers = NUMBERS.lock_or_divert()?;
-        Descriptor::enter_class(name, size, class)
+        Descriptor::enter_class(name, layout, one_color, class)
     }
 
     /// Returns the cache of a size class, and makes it if needed. The caller holds the registry's
     /// lock.
-    fn enter_class(name: &str, size: usize, class: usize) -> Option<&'static Descriptor> {
-        // Blocks of a class are aligned to the largest power of two that divides its size, at most
-        // a granule.
-        let align = (1 << size.trailing_zeros()).min(GRANULE);
-        let layout = Layout::from_size_align(size, align).ok()?;
+    fn enter_class(
+        name: &str,
+        layout: Layout,
+        one_color: bool,
+        class: usize,
+    ) -> Option<&'static Descriptor> {
         let mut options = Options::NONE;
-        options.treatment.one_color = true;
+        options.treatment.one_color = one_color;
         if class >= UNSAMPLED {
             // Few blocks are sampled, so a sheaf should not hold many.
-            options.sheaf_capacity = (size < GRANULE / 2).then_some(tune::MIN_CAPACITY);
+            let is_short = layout.size() < GRANULE / 2;
+            options.sheaf_capacity = is_short.then_some(tune::MIN_CAPACITY);
         }
         let id = CacheId::of_class(class);
         of_class_id(id).or_else(|| Descriptor::enter(name, layout, id, options))

@@ -4,15 +4,24 @@
 //! |---|---|---|
 //! | 16 … 128 | 16 | |
 //! | 160 … 1024 | a quarter of the power of two below | a fifth |
-//! | 1152 … 65536 | an eighth of the power of two below | a ninth |
-//! | 1040, 2064, 4368, 8208, 16400 | | |
-//! | 131072 … 524288 | 65536 | a half; of blocks above 128 KiB a third |
+//! | 1152 … 3840 | an eighth of the power of two below | a ninth |
+//! | 4160 … 65600 | the same, and 64 bytes more | an eighth |
+//! | 1040, 2064, 4368 | | |
+//! | 130048 … 588800 | 65536 | a half; of blocks above 127 KiB a third |
 //!
-//! Programs often ask for a power of two and a small header. The sizes of the fourth row have room
-//! for a header of 16 bytes. Databases keep more beside a page of 4 KiB: SQLite asks for 4368
-//! bytes.
+//! Programs often ask for a power of two and a small header. The sizes of the fourth and fifth row
+//! have room for a header of 16 bytes. Databases keep more beside a page of 4 KiB: SQLite asks for
+//! 4368 bytes.
 //!
 //! A block of the last row takes no memory for the pages that the program never touches.
+//!
+//! # Where blocks begin
+//!
+//! If blocks of a power of two began at multiples of it, a program that walks many blocks side by
+//! side, or touches the beginning of many, would use few sets of the processor's caches. So the
+//! slabs have colors (`slab/node/geometry.rs`), and from 4160 bytes on, the blocks of one slab do
+//! not begin at multiples of a page either. Blocks with an alignment above 64 bytes come from
+//! *aligned* classes ([`ALIGNED`]), whose slabs have no colors.
 //!
 //! Each size has a *class*: the smallest block size that fits. A table maps each size up to
 //! [`MAX_SMALL_SIZE`] to its class. The class of a larger size is computed. A slab of a class from
@@ -63,25 +72,57 @@ pub const ALL_CLASSES: usize = crate::cache_units::ALL_CLASSES;
 /// The largest size that the table maps to its class, in bytes.
 pub const MAX_SMALL_SIZE: usize = 32 << 10;
 /// The largest class's size in bytes.
-pub const MAX_CLASS_SIZE: usize = 512 << 10;
+pub const MAX_CLASS_SIZE: usize = 9 * GRANULE - FOR_COLORS;
 
 /// Every class's size and every block's address is a multiple of this.
 const CLASS_ALIGN: usize = 16;
 
-/// The headers for which there is room in the first class above 1, 2, 4, 8 and 16 KiB, in bytes.
-const HEADERS: [usize; 5] = [16, 16, 272, 16, 16];
+/// A cache line: the blocks of classes from [`PAGE`] on lie by as much further apart than an eighth
+/// of a power of two.
+const LINE: usize = 64;
+/// Blocks of fewer bytes may lie at a part of a power of two from each other, because they do not
+/// all begin at the same line of a page.
+const PAGE: usize = 4096;
+
+/// The headers for which there is room in the first class above 1, 2 and 4 KiB, in bytes.
+const HEADERS: [usize; 3] = [16, 16, 272];
+/// The part of a slab of one block that is left for colors.
+const FOR_COLORS: usize = 1024;
 
 /// The first classes after rows of the module's table: after the steps of 16 bytes, after the
-/// quarters, after the eighths that have a class with room for a header before them, and after the
-/// other eighths.
+/// quarters, after the eighths that have a class with room for a header before them, after the
+/// other eighths, and after the classes whose slabs hold one block.
 const BY_16: usize = 8;
 const BY_QUARTERS: usize = BY_16 + 4 * 3;
 const WITH_HEADERS: usize = BY_QUARTERS + 9 * HEADERS.len();
-const BY_EIGHTHS: usize = WITH_HEADERS + 8;
-/// The first class whose slabs hold one block: 64 KiB.
-const FIRST_ALONE: usize = BY_EIGHTHS - 1;
+const BY_EIGHTHS: usize = WITH_HEADERS + 8 * 3;
+const BY_GRANULES: usize = BY_EIGHTHS + 8;
 
-/// The size of each class, in bytes.
+/// The sizes of the aligned classes, in bytes. A block of such a class lies at a multiple of each
+/// power of two, up to 64 KiB, that divides the class's size.
+pub const ALIGNED: [usize; CLASSES - BY_GRANULES] = [
+    128,
+    256,
+    384,
+    512,
+    768,
+    1024,
+    1536,
+    2048,
+    3072,
+    4096,
+    8 << 10,
+    12 << 10,
+    16 << 10,
+    24 << 10,
+    32 << 10,
+    48 << 10,
+    64 << 10,
+];
+/// The largest alignment that the other classes serve.
+const MOST_UNALIGNED: usize = LINE;
+
+/// The size of each class, in bytes. The aligned classes come last.
 pub const SIZES: [usize; CLASSES] = {
     let mut sizes = [0; CLASSES];
     let mut class = 0;
@@ -95,17 +136,26 @@ pub const SIZES: [usize; CLASSES] = {
             let (nth, eighth) = ((class - BY_QUARTERS) / 9, (class - BY_QUARTERS) % 9);
             match eighth {
                 0 => (1024 << nth) + HEADERS[nth],
-                _ => (1024 << nth) / 8 * (8 + eighth),
+                _ => by_eighths(1024 << nth, eighth),
             }
         } else if class < BY_EIGHTHS {
-            (32 << 10) / 8 * (9 + class - WITH_HEADERS)
+            let nth = class - WITH_HEADERS;
+            by_eighths((8 << 10) << (nth / 8), 1 + nth % 8)
+        } else if class < BY_GRANULES {
+            (class - BY_EIGHTHS + 2) * GRANULE - FOR_COLORS
         } else {
-            (class - BY_EIGHTHS + 2) * GRANULE
+            ALIGNED[class - BY_GRANULES]
         };
         class += 1;
     }
     sizes
 };
+
+/// Returns the size of the class that is `eighths` eighths above `power`, a power of two.
+const fn by_eighths(power: usize, eighths: usize) -> usize {
+    let size = power / 8 * (8 + eighths);
+    if size < PAGE { size } else { size + LINE }
+}
 
 type Offsets = [u16; MAX_SMALL_SIZE / 16 + 1];
 
@@ -146,26 +196,52 @@ pub fn class_of(size: usize) -> usize {
     debug_assert!(size <= MAX_CLASS_SIZE);
     if size <= MAX_SMALL_SIZE {
         (offset_of(size) - CacheId::of_class(0).main()) / 8
-    } else if size <= GRANULE {
-        // Class sizes above 32 KiB, up to 64 KiB, are 4 KiB apart. The shift gives 8 for the first
-        // of them, which is class `BY_EIGHTHS - 8`.
-        BY_EIGHTHS - 16 + ((size - 1) >> 12)
+    } else if size <= GRANULE + LINE {
+        // Class sizes from 32832 to 65600 bytes are 4 KiB apart. The shift gives 7 for the first of
+        // them, which is class `BY_EIGHTHS - 9`.
+        BY_EIGHTHS - 16 + ((size - 1 - LINE) >> 12)
     } else {
-        BY_EIGHTHS - 1 + ((size - 1) >> GRANULE_SHIFT)
+        BY_EIGHTHS - 1 + ((size - 1 + FOR_COLORS) >> GRANULE_SHIFT)
     }
 }
 
 /// Returns the smallest class for `size` bytes whose blocks all lie at multiples of `align`, a
 /// power of two. Returns `None` if there is none.
 ///
-/// A slab begins at a multiple of 64 KiB. So every block of a class lies at a multiple of each
-/// power of two up to 64 KiB that divides the class's size.
+/// A block lies at a multiple of each power of two up to 64 bytes that divides the class's size. A
+/// block of an [aligned](ALIGNED) class also lies at multiples of larger ones.
 pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
     let size = size.max(1).checked_next_multiple_of(align)?;
-    if size > MAX_CLASS_SIZE || align > GRANULE {
-        return None;
+    let fits = |&class: &usize| SIZES[class] >= size && SIZES[class].is_multiple_of(align);
+    if align > MOST_UNALIGNED {
+        return (BY_GRANULES..CLASSES).find(fits);
     }
-    (class_of(size)..CLASSES).find(|&class| SIZES[class].is_multiple_of(align))
+    (size <= MAX_CLASS_SIZE)
+        .then(|| (class_of(size)..BY_GRANULES).find(fits))
+        .flatten()
+}
+
+/// Returns the size of a class, or of a twin, with the alignment that all its blocks have.
+fn layout_of_class(class: usize) -> Option<Layout> {
+    let size = size_of_class(class);
+    let most = match is_aligned(class) {
+        true => GRANULE,
+        false => MOST_UNALIGNED,
+    };
+    Layout::from_size_align(size, (1 << size.trailing_zeros()).min(most)).ok()
+}
+
+/// Returns whether a class, or a twin, is one of the [aligned](ALIGNED) classes.
+#[inline]
+pub const fn is_aligned(class: usize) -> bool {
+    class % CLASSES >= BY_GRANULES
+}
+
+/// Returns whether each block of a class, or of a twin, has a slab of its own.
+#[inline]
+pub const fn is_alone(class: usize) -> bool {
+    let size = size_of_class(class);
+    size == GRANULE || size > GRANULE + LINE
 }
 
 /// Returns the class whose blocks serve `layout`, if there is one.
@@ -182,7 +258,7 @@ pub fn class_of_layout(layout: Layout) -> Option<usize> {
 
 /// Returns the bytes of a block of a class, or of a twin.
 #[inline]
-pub fn size_of_class(class: usize) -> usize {
+pub const fn size_of_class(class: usize) -> usize {
     SIZES[class % CLASSES]
 }
 
@@ -190,10 +266,10 @@ pub fn size_of_class(class: usize) -> usize {
 /// blocks share no slab with others.
 #[inline]
 pub const fn data(class: usize) -> usize {
-    if class < FIRST_ALONE {
-        CLASSES + class
-    } else {
+    if is_alone(class) {
         class
+    } else {
+        CLASSES + class
     }
 }
 
@@ -223,7 +299,7 @@ pub fn class_of_any(entry: u16) -> Option<usize> {
 }
 
 /// Returns the class, or the data twin, whose cache `entry`, an entry of the page map, names.
-/// Returns `None` for a data twin above 8208 bytes, a sampled twin and any other cache.
+/// Returns `None` for a data twin above 2816 bytes, a sampled twin and any other cache.
 #[inline]
 pub fn class_of_entry(entry: u16) -> Option<usize> {
     CacheId::from_entry(entry).class()
@@ -242,7 +318,8 @@ pub fn init() -> bool {
     of_class(0)
         .or_else(|| {
             fork::register().then_some(())?;
-            with_name(0, |name| Descriptor::create_first(name, SIZES[0]))
+            let layout = layout_of_class(0)?;
+            with_name(0, |name| Descriptor::create_first(name, layout))
         })
         .is_some_and(|_| facts::choose_backend())
 }
@@ -270,15 +347,16 @@ fn cache_of(id: CacheId) -> Option<&'static Descriptor> {
 #[cold]
 #[inline(never)]
 fn create(class: usize) -> Option<&'static Descriptor> {
+    let layout = layout_of_class(class)?;
     with_name(class, |name| {
-        Descriptor::create_class(name, size_of_class(class), class)
+        Descriptor::create_class(name, layout, is_aligned(class), class)
     })
 }
 
-/// Calls `f` with the name of the class's cache. A twin's name is the class's name, and `-data`,
-/// `-sampled` or both. So `kmalloc-*` matches all.
+/// Calls `f` with the name of the class's cache. The name of an aligned class ends with `-align`. A
+/// twin's name is the class's name, and `-data`, `-sampled` or both. So `kmalloc-*` matches all.
 fn with_name<R>(class: usize, f: impl FnOnce(&str) -> R) -> R {
-    let mut name = *b"kmalloc-000000-data-sampled";
+    let mut name = *b"kmalloc-00000-align-data-sampled";
     let mut rest = size_of_class(class);
     let digits = if rest < 100_000 { 5 } else { 6 };
     let mut end = 8 + digits;
@@ -286,7 +364,11 @@ fn with_name<R>(class: usize, f: impl FnOnce(&str) -> R) -> R {
         *digit = b'0' + (rest % 10) as u8;
         rest /= 10;
     }
-    let ends: [(bool, &[u8]); 2] = [(is_data(class), b"-data"), (is_sampled(class), b"-sampled")];
+    let ends: [(bool, &[u8]); 3] = [
+        (is_aligned(class), b"-align"),
+        (is_data(class), b"-data"),
+        (is_sampled(class), b"-sampled"),
+    ];
     for (_, with) in ends.into_iter().filter(|&(is_so, _)| is_so) {
         name[end..end + with.len()].copy_from_slice(with);
         end += with.len();
@@ -453,9 +535,8 @@ pub fn alloc_zeroed(class: usize, size: usize) -> *mut u8 {
 /// Returns whether `block` of class `class`, just allocated or null, is known to read as zeroes.
 #[inline(always)]
 fn take_fresh(class: usize, block: *mut u8) -> bool {
-    let has_own_slab = class % CLASSES >= BY_EIGHTHS && !block.is_null();
-    // SAFETY: a block of a class from `BY_EIGHTHS` on is the only object of its slab, and was just
-    // allocated to this thread.
+    let has_own_slab = is_alone(class) && !block.is_null();
+    // SAFETY: the block is the only object of its slab, and was just allocated to this thread.
     has_own_slab && unsafe { Slab::take_fresh(block) }
 }
 
@@ -524,7 +605,7 @@ mod tests {
             assert!(SIZES[class] >= size, "{size}");
             assert!(class == 0 || SIZES[class - 1] < size, "{size}");
         }
-        assert_eq!(SIZES[CLASSES - 1], MAX_CLASS_SIZE);
+        assert_eq!(SIZES[BY_GRANULES - 1], MAX_CLASS_SIZE);
         assert!(SIZES.iter().all(|size| size.is_multiple_of(16)));
     }
 
@@ -532,7 +613,7 @@ mod tests {
     fn twins_are_told_apart() {
         let mut names: Vec<String> = Vec::new();
         for (class, size) in SIZES.into_iter().enumerate() {
-            let is_alone = size >= GRANULE;
+            let is_alone = is_alone(class);
             assert_eq!(data(class) == class, is_alone, "{class}");
             assert_eq!(is_data(data(class)), !is_alone, "{class}");
             assert!(!is_data(class) && !is_data(sampled(class)) && !is_sampled(data(class)));
@@ -546,15 +627,18 @@ mod tests {
         // A class whose blocks are alone in their slabs is its own data twin.
         names.sort();
         names.dedup();
-        assert_eq!(names.len(), 2 * CLASSES + 2 * FIRST_ALONE);
+        let alone = (0..CLASSES).filter(|&class| is_alone(class)).count();
+        assert_eq!(names.len(), 2 * CLASSES + 2 * (CLASSES - alone));
     }
 
     #[test]
     fn waste_is_bounded() {
-        for pair in SIZES.windows(2).filter(|pair| pair[0] >= 128) {
+        let (classes, _) = SIZES.split_at(BY_GRANULES);
+        for pair in classes.windows(2).filter(|pair| pair[0] >= 128) {
             let part = match pair[0] {
                 0..1024 => 4,
-                1024..65536 => 8,
+                1024..4096 => 8,
+                4096..65536 => 7,
                 _ => 1,
             };
             assert!((pair[1] - pair[0]) * part <= pair[0], "{pair:?}");
@@ -565,10 +649,19 @@ mod tests {
     fn aligned_classes_are_aligned() {
         for align in (0..=16).map(|bit| 1 << bit) {
             for size in (0..MAX_CLASS_SIZE).step_by(97) {
-                if let Some(class) = class_of_aligned(size, align) {
-                    assert!(SIZES[class] >= size && SIZES[class].is_multiple_of(align));
+                let most = if align > MOST_UNALIGNED {
+                    GRANULE
                 } else {
-                    assert!(size.next_multiple_of(align) > MAX_CLASS_SIZE);
+                    MAX_CLASS_SIZE
+                };
+                if let Some(class) = class_of_aligned(size, align) {
+                    assert!(
+                        layout_of_class(class)
+                            .is_some_and(|layout| layout.size() >= size && layout.align() >= align),
+                        "{size}"
+                    );
+                } else {
+                    assert!(size.next_multiple_of(align) > most, "{size} {align}");
                 }
             }
         }

@@ -12,10 +12,13 @@ const MAX_COLORS: usize = 16;
 
 /// Objects above this size have slabs of [`LARGE_SLAB`] granules or more. One granule holds so few
 /// of them that making and returning slabs would cost too much for each object. A longer slab
-/// wastes little, because its pages take no memory until they are used. Objects of a granule or
-/// more have a slab each.
+/// wastes little, because its pages take no memory until they are used.
 const SMALL_SLAB: usize = 2048;
 const LARGE_SLAB: usize = 4;
+/// Objects of a granule or more have a slab each, if that leaves at most this part of the slab
+/// unused, if they have [`MIN_ALONE`] bytes or more, or if slabs end with a guard page.
+const MAX_ALONE_UNUSED: usize = 8;
+const MIN_ALONE: usize = 2 * GRANULE;
 /// A slab also has [`LARGE_SLAB`] granules or more if its colors and its guard page would take
 /// `GRANULE / MAX_UNUSED` bytes or more.
 const MAX_UNUSED: usize = 16;
@@ -50,13 +53,21 @@ impl Geometry {
     /// begin at a granule's start.
     pub(crate) fn new(size: usize, align: usize, guard: usize, one_color: bool) -> Geometry {
         let color_step = align.max(COLOR_STEP);
-        let colors = if one_color || size >= GRANULE {
+        let is_alone = is_alone(size, guard);
+        let colors = if one_color {
             1
+        } else if is_alone {
+            // As many as the rest of the last granule has room for.
+            (size.next_multiple_of(GRANULE) - size) / color_step + 1
         } else {
-            (size / color_step).clamp(1, MAX_COLORS)
+            (size / color_step).max(1)
         };
+        let colors = colors.min(MAX_COLORS);
         let other = (colors - 1) * color_step + guard;
-        let granules = granules_for(size, other);
+        let granules = match is_alone {
+            true => (size + other).div_ceil(GRANULE),
+            false => granules_for(size, other),
+        };
         let per_slab = ((granules * GRANULE - other) / size).min(MAX_OBJECTS);
         Geometry {
             size,
@@ -94,12 +105,17 @@ impl Geometry {
     }
 }
 
-/// Returns how many granules a slab has for objects of `size` bytes. `other` bytes of the slab are
-/// for colors and a guard page.
+/// Returns whether each object of `size` bytes has a slab of its own. `guard` bytes of a slab are
+/// for a guard page.
+fn is_alone(size: usize, guard: usize) -> bool {
+    let unused = size.next_multiple_of(GRANULE) - size;
+    let is_large = size >= MIN_ALONE || guard > 0 || unused * MAX_ALONE_UNUSED <= size;
+    size >= GRANULE && is_large
+}
+
+/// Returns how many granules a slab has that holds several objects of `size` bytes. `other` bytes
+/// of the slab are for colors and a guard page.
 fn granules_for(size: usize, other: usize) -> usize {
-    if size >= GRANULE {
-        return (size + other).div_ceil(GRANULE);
-    }
     let least = match size <= SMALL_SLAB && other < GRANULE / MAX_UNUSED {
         true => 1,
         false => LARGE_SLAB,
@@ -123,7 +139,8 @@ mod tests {
     fn for_many(check: impl Fn(Geometry, usize, usize)) {
         for size in (8usize..4096)
             .step_by(8)
-            .chain((4096..=65536).step_by(1000))
+            .chain((4096..=196_608).step_by(1000))
+            .chain([GRANULE, GRANULE + 64, 2 * GRANULE - 1024, 2 * GRANULE])
         {
             let align = (1 << size.trailing_zeros()).min(4096);
             let size = usize::next_multiple_of(size, align);
@@ -168,7 +185,7 @@ mod tests {
             let whole = geometry.granules * GRANULE;
             let room = whole - guard - (geometry.colors - 1) * geometry.color_step;
             let unused = room - geometry.slab_bytes;
-            if geometry.size < GRANULE && geometry.per_slab < MAX_OBJECTS {
+            if !is_alone(geometry.size, guard) && geometry.per_slab < MAX_OBJECTS {
                 assert!(unused * 8 <= whole, "{geometry:?}");
             }
         });

@@ -40,8 +40,9 @@ impl Constructor {
     }
 }
 
-/// Objects of at most this many bytes are small ([`Objects::is_small`]): a page.
-const MAX_SMALL: usize = 4096;
+/// Objects of at most this many bytes are small ([`Objects::is_small`]): a page, and a cache line
+/// for malloc's class of that size.
+const MAX_SMALL: usize = 4096 + 64;
 
 /// How a cache treats its objects.
 #[derive(Clone, Copy)]

@@ -1,6 +1,6 @@
 //! What caches that check know of the blocks of the size classes.
 
-use super::{CLASSES, cache_of, class_of_aligned, of_class};
+use super::{cache_of, class_of_aligned, of_class, size_of_class};
 use crate::cache_units::CacheId;
 use crate::slab::cache::descriptor::CLASSES_CHECK;
 use core::sync::atomic::AtomicBool;
@@ -61,6 +61,7 @@ pub fn is_in_use(block: *mut u8, class: usize) -> bool {
 #[cold]
 pub fn fits(block: *mut u8, class: usize, size: usize, align: usize) -> bool {
     let smallest = class_of_aligned(size, align);
-    let is_smaller = smallest.is_some_and(|smallest| smallest < class % CLASSES);
+    let is_smaller =
+        smallest.is_some_and(|smallest| size_of_class(smallest) < size_of_class(class));
     of_class(class).is_none_or(|cache| cache.fits(block, (size, align), is_smaller))
 }
