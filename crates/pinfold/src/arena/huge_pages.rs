@@ -28,9 +28,10 @@ pub const HUGE_PAGES_VARIABLE: &str = "PINFOLD_THP";
 /// The granules of a huge page.
 pub(super) const HUGE_PAGE: u32 = (2 << 20) / GRANULE as u32;
 
-/// Bytes in use by slabs of small objects, from which on such slabs get huge pages: 64 MiB. So a
-/// small program stays small, even if the system gives huge pages to all memory.
-const SLABS_FROM: usize = 64 << 20;
+/// Bytes in use by slabs of small objects, from which on such slabs get huge pages: 32 MiB. The
+/// last huge page may be almost empty. So it is at most a sixteenth of the slabs, and a small
+/// program stays small, even if the system gives huge pages to all memory.
+const SLABS_FROM: usize = 32 << 20;
 /// Slabs get huge pages only while the tightest limit is at least this many times the held memory.
 /// A program that is near its limit needs each page.
 const FAR: usize = 4;
@@ -47,7 +48,7 @@ const FAR: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HugePages {
-    /// For slabs of small objects (up to 4 KiB) beyond the first 64 MiB of them, while no memory
+    /// For slabs of small objects (up to 4 KiB) beyond the first 32 MiB of them, while no memory
     /// limit is near. Never for the slabs of hardened caches.
     Auto = 0,
     /// For no memory.
