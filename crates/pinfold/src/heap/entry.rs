@@ -115,7 +115,11 @@ pub fn alloc_aligned(size: usize, align: usize) -> *mut u8 {
     if align <= ALIGN {
         return alloc(size);
     }
-    alloc_aligned_slow(size, align, false)
+    let block = gate::alloc_fast_aligned(size, align);
+    if block.is_null() {
+        return alloc_aligned_slow(size, align, false);
+    }
+    block
 }
 
 /// Allocates a zeroed block like [`alloc_aligned`]. Does not write to a large block whose memory

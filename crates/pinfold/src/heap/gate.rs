@@ -7,7 +7,7 @@
 //! request at a *tick* (`slab::tick`) and open the path again ([`serve_if_closed`]).
 
 use super::mode::{self, paths};
-use crate::arena::{self, GRANULE_SHIFT};
+use crate::arena::{self, GRANULE, GRANULE_SHIFT};
 use crate::segment;
 use crate::shepherd;
 use crate::slab;
@@ -108,6 +108,18 @@ pub fn alloc_fast(size: usize) -> *mut u8 {
     if size < paths().limit.load(Acquire) {
         // SAFETY: the limit was not 0, so `has_fast_paths` has returned true in `open`.
         return unsafe { kmalloc::alloc_fast(size) };
+    }
+    null_mut()
+}
+
+/// Allocates a block at a multiple of `align`, a power of two, as [`alloc_fast`] does. Also returns
+/// null if `align` is above 64 KiB.
+#[inline(always)]
+pub(super) fn alloc_fast_aligned(size: usize, align: usize) -> *mut u8 {
+    // Acquire pairs with the release in `mode::open_malloc`, as in `alloc_fast`.
+    if size < paths().limit.load(Acquire) && align <= GRANULE {
+        // SAFETY: the limit was not 0, so `has_fast_paths` has returned true in `open`.
+        return unsafe { kmalloc::alloc_fast_aligned(size, align) };
     }
     null_mut()
 }

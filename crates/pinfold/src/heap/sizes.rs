@@ -66,7 +66,10 @@ mod tests {
                     "{size} {align}"
                 );
                 let block = alloc_aligned(good, align);
-                assert!(!block.is_null(), "{good} {align}");
+                assert!(
+                    !block.is_null() && (block as usize).is_multiple_of(align),
+                    "{good} {align}"
+                );
                 // SAFETY: the block is new.
                 let usable = unsafe { usable_size(block) };
                 let more = usable - good;

@@ -6,7 +6,7 @@
 //! | 160 … 1024 | a quarter of the power of two below | a fifth |
 //! | 1152 … 3840 | an eighth of the power of two below | a ninth |
 //! | 4160 … 65600 | the same, and 64 bytes more | an eighth |
-//! | 1040, 2064, 4368 | | |
+//! | 1040, 2064, 4416 | | |
 //! | 130048 … 588800 | 65536 | a half; of blocks above 127 KiB a third |
 //!
 //! Programs often ask for a power of two and a small header. The sizes of the fourth and fifth row
@@ -85,7 +85,7 @@ const LINE: usize = 64;
 const PAGE: usize = 4096;
 
 /// The headers for which there is room in the first class above 1, 2 and 4 KiB, in bytes.
-const HEADERS: [usize; 3] = [16, 16, 272];
+const HEADERS: [usize; 3] = [16, 16, 320];
 /// The part of a slab of one block that is left for colors.
 const FOR_COLORS: usize = 1024;
 
@@ -111,6 +111,7 @@ pub const ALIGNED: [usize; CLASSES - BY_GRANULES] = [
     2048,
     3072,
     4096,
+    6 << 10,
     8 << 10,
     12 << 10,
     16 << 10,
@@ -207,18 +208,30 @@ pub fn class_of(size: usize) -> usize {
 
 /// Returns the smallest class for `size` bytes whose blocks all lie at multiples of `align`, a
 /// power of two. Returns `None` if there is none.
-///
-/// A block lies at a multiple of each power of two up to 64 bytes that divides the class's size. A
-/// block of an [aligned](ALIGNED) class also lies at multiples of larger ones.
+#[inline]
 pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
-    let size = size.max(1).checked_next_multiple_of(align)?;
-    let fits = |&class: &usize| SIZES[class] >= size && SIZES[class].is_multiple_of(align);
+    let whole = size.max(1).checked_next_multiple_of(align)?;
     if align > MOST_UNALIGNED {
-        return (BY_GRANULES..CLASSES).find(fits);
+        return (whole <= GRANULE).then(|| aligned_class_of(whole));
     }
-    (size <= MAX_CLASS_SIZE)
-        .then(|| (class_of(size)..BY_GRANULES).find(fits))
-        .flatten()
+    // The class's size is a multiple of `align` too, because each class above 128 bytes that is the
+    // smallest one for a multiple of a cache line is itself a multiple of it.
+    (whole <= MAX_CLASS_SIZE).then(|| class_of(whole))
+}
+
+/// Returns the smallest [aligned](ALIGNED) class for `whole` bytes, at most 64 KiB and a multiple
+/// of an alignment above 64 bytes. The class's blocks have this alignment: a multiple of it above a
+/// power of two is at least one and a half times the power, unless the power is larger than it.
+#[inline(always)]
+fn aligned_class_of(whole: usize) -> usize {
+    // The power of two below.
+    let power = (whole - 1).ilog2() as usize;
+    BY_GRANULES
+        + match power {
+            ..7 => 0,
+            7 => 1,
+            _ => 2 * (power - 7) + usize::from(whole > 3 << (power - 1)),
+        }
 }
 
 /// Returns the size of a class, or of a twin, with the alignment that all its blocks have.
@@ -299,7 +312,7 @@ pub fn class_of_any(entry: u16) -> Option<usize> {
 }
 
 /// Returns the class, or the data twin, whose cache `entry`, an entry of the page map, names.
-/// Returns `None` for a data twin above 2816 bytes, a sampled twin and any other cache.
+/// Returns `None` for a data twin above 2304 bytes, a sampled twin and any other cache.
 #[inline]
 pub fn class_of_entry(entry: u16) -> Option<usize> {
     CacheId::from_entry(entry).class()
@@ -401,6 +414,25 @@ pub fn has_fast_paths() -> bool {
 #[inline(always)]
 pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
     let offset = offset_of(size);
+    // SAFETY: every unit has a word for the class's main sheaf at this offset. `has_fast_paths`
+    // returned true, as the caller promises, so the backend has restartable sequences.
+    unsafe { units().known_area().pop(offset) }
+}
+
+/// Allocates a block at a multiple of `align`, a power of two and at most 64 KiB, as [`alloc_fast`]
+/// does.
+///
+/// # Safety
+///
+/// The same as for [`alloc_fast`].
+#[inline(always)]
+pub unsafe fn alloc_fast_aligned(size: usize, align: usize) -> *mut u8 {
+    // Neither wraps nor exceeds 64 KiB, because `size` is at most `MAX_SMALL_SIZE`.
+    let whole = (size.max(1) + align - 1) & !(align - 1);
+    let offset = match align > MOST_UNALIGNED {
+        true => CacheId::of_class(aligned_class_of(whole)).main(),
+        false => offset_of(whole),
+    };
     // SAFETY: every unit has a word for the class's main sheaf at this offset. `has_fast_paths`
     // returned true, as the caller promises, so the backend has restartable sequences.
     unsafe { units().known_area().pop(offset) }
