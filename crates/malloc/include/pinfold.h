@@ -68,7 +68,7 @@ void *pinfold_calloc(size_t count, size_t size);
  *
  * Returns the block, which may have moved, or NULL with ENOMEM and the block unchanged. Shrinking
  * never fails. The block stays where it is while at least half of its room is in use. A block of
- * more than 512 KiB grows in place if free memory lies behind it. If possible, the kernel moves the
+ * more than 575 KiB grows in place if free memory lies behind it. If possible, the kernel moves the
  * pages of a block of 2 MiB or more. Other blocks are copied.
  */
 void *pinfold_realloc(void *block, size_t size);
@@ -130,7 +130,7 @@ size_t pinfold_malloc_usable_size(void *block);
  * Returns the largest size for which malloc would make the same block as for `size` bytes: a
  * program that allocates this size may use all of the block. Allocates no block.
  *
- * Returns 0 if no block can be that large (sizes above PTRDIFF_MAX). A block between 512 KiB and
+ * Returns 0 if no block can be that large (sizes above PTRDIFF_MAX). A block between 575 KiB and
  * 62 MiB has up to 4032 usable bytes more, which depends on its address, and just below 62 MiB up
  * to 64 KiB more. The result is `size` if blocks end where the request ends: under
  * PINFOLD_SLAB_DEBUG, from the program's first block of a debugged size on, and while blocks are
@@ -214,7 +214,7 @@ int pinfold_malloc_trim(size_t pad);
 /*
  * Returns 1 if moving `block` helps to give memory back, else 0: its slab is partly in use and not
  * fuller than the average of its size, and other slabs have room for all the slab's blocks. Returns
- * 0 for NULL, and for blocks that share no slab: those of 64 KiB and more, sampled and guarded
+ * 0 for NULL, and for blocks that share no slab: those above 65,600 bytes, sampled and guarded
  * ones, those of heaps, and all blocks of hardened and debugged processes.
  *
  * The block must be in use. Takes no lock. Approximate while other threads allocate and free.
@@ -384,7 +384,7 @@ struct pinfold_cache;
  *          cache, throw or longjmp.
  *
  * Returns the cache, or NULL with EINVAL (`name`, a size of 0, `align` or `flags`), E2BIG (`size`),
- * ENOSPC (3,766 caches exist) or ENOMEM.
+ * ENOSPC (3,674 caches exist) or ENOMEM.
  */
 struct pinfold_cache *pinfold_cache_create(const char *name, size_t size, size_t align,
 					   unsigned flags, void (*ctor)(void *));
@@ -466,8 +466,8 @@ ptrdiff_t pinfold_cache_shrink(const struct pinfold_cache *cache);
  * replaced by the nearest bound. Applies to sheaves that are filled or emptied after the call.
  * Never fails.
  *
- * Without this call a sheaf holds 128 KiB of objects, and at most 125 objects. A cache that is
- * created when the budget below is used up has sheaves of 4 objects, or of 128 KiB of objects if
+ * Without this call a sheaf holds 129 KiB of objects, and at most 125 objects. A cache that is
+ * created when the budget below is used up has sheaves of 4 objects, or of 129 KiB of objects if
  * these are fewer.
  */
 void pinfold_cache_set_sheaf_capacity(const struct pinfold_cache *cache, size_t objects);

@@ -35,7 +35,7 @@ struct pinfold_heap;
  * `policy` where the heap's memory lies, or NULL for the process's policy.
  *
  * Returns the heap, or NULL with EINVAL (`name`, `flags`, or none of the policy's nodes can be used
- * here), ENOSPC (3,766 heaps and caches exist) or ENOMEM.
+ * here), ENOSPC (3,674 heaps and caches exist) or ENOMEM.
  */
 struct pinfold_heap *pinfold_heap_create(const char *name, size_t limit, unsigned flags,
 					 const pinfold_mempolicy_t *policy);

@@ -351,7 +351,7 @@ struct pinfold_pages;
  * Creates a pool of pages without policies. `name` is text in UTF-8, for slabinfo. Takes a cache
  * for each node.
  *
- * Returns the pool, or NULL with EINVAL (`name`), ENOSPC (3,766 caches exist) or ENOMEM.
+ * Returns the pool, or NULL with EINVAL (`name`), ENOSPC (3,674 caches exist) or ENOMEM.
  */
 struct pinfold_pages *pinfold_pages_create(const char *name);
 

@@ -36,7 +36,7 @@ use pinfold_rseq::{Units, near};
 pub const MAX_CACHES: usize = 4096;
 /// The number of size classes of `kmalloc`. Each has a cache, and these caches have the smallest
 /// numbers.
-pub const CLASSES: usize = 97;
+pub const CLASSES: usize = 103;
 /// The number of classes of blocks that are not sampled. The caches of *data*, blocks without
 /// pointers, one for each size class, have the numbers after those of the size classes. `kmalloc`
 /// counts them as classes from [`CLASSES`] on.
@@ -45,7 +45,7 @@ pub(crate) const UNSAMPLED: usize = 2 * CLASSES;
 /// have the numbers after those. `kmalloc` counts them as classes from [`UNSAMPLED`] on.
 pub(crate) const ALL_CLASSES: usize = 2 * UNSAMPLED;
 /// The number of classes whose blocks the fast path of `free` frees: all size classes, and the data
-/// classes up to 2304 bytes. One more, and the comparison would take one more instruction on
+/// classes up to 1536 bytes. One more, and the comparison would take one more instruction on
 /// x86-64, where the operands up to 127 are encoded in one byte.
 const FREED_FAST: usize = 128;
 /// The offset of the two words that count bytes down to a heap profile's next sample (`profile`).
@@ -54,6 +54,9 @@ pub(crate) const COUNTDOWN: usize = pinfold_rseq::UNIT_HEADER;
 /// The smallest number that a cache can have. The words of a cache with a smaller number would lie
 /// in the units' headers, or at [`COUNTDOWN`].
 const FIRST: usize = COUNTDOWN / 8 + 2;
+
+// Texts of errors and the documents name this number of caches that a program may have.
+const _: () = assert!(MAX_CACHES - FIRST - ALL_CLASSES == 3_674);
 
 /// The distance of the main sheaf's word from itself, for callers that pass one of these distances.
 pub(crate) const MAIN: usize = 0;

@@ -5,6 +5,7 @@ use crate::foreign::Identity;
 use crate::live::{Cache, backend_name};
 use crate::output;
 use anyhow::Result;
+use pinfold::internal::kmalloc;
 use pinfold::internal::segment::{Call, SlabEvent};
 use serde::Serialize;
 use std::fmt::Write;
@@ -86,6 +87,7 @@ struct Counts {
 #[derive(Serialize)]
 struct Size {
     size_bytes: u64,
+    aligned: bool,
     allocations: u64,
     frees: u64,
     live_objects: u64,
@@ -158,6 +160,7 @@ impl Counts {
                 .filter(|class| class.calls() > 0)
                 .map(|class| Size {
                     size_bytes: class.cache.size,
+                    aligned: kmalloc::is_aligned(class.cache.nth),
                     allocations: class.alloc,
                     frees: class.free,
                     live_objects: class.live(),
@@ -250,7 +253,7 @@ fn describe(text: &mut String, process: &Process) {
 
 fn classes(text: &mut String, process: &Process) {
     let mut row = |cells: [String; 9]| {
-        let widths = [7, 14, 14, 12, 8, 12, 12, 9, 9];
+        let widths = [12, 14, 14, 12, 8, 12, 12, 9, 9];
         let cells = cells.iter().zip(widths);
         let cells: Vec<_> = cells
             .map(|(cell, width)| format!("{cell:>width$}"))
@@ -263,7 +266,10 @@ fn classes(text: &mut String, process: &Process) {
     for class in process.classes().filter(|class| class.calls() > 0) {
         let count = |event| grouped(class.cache.count(event));
         row([
-            class.cache.size.to_string(),
+            match kmalloc::is_aligned(class.cache.nth) {
+                true => format!("{}-align", class.cache.size),
+                false => class.cache.size.to_string(),
+            },
             grouped(class.alloc),
             grouped(class.free),
             grouped(class.live()),
@@ -278,7 +284,7 @@ fn classes(text: &mut String, process: &Process) {
     if alloc > 0 {
         let _ = writeln!(
             text,
-            "  {:>7} {:>14} {:>14} {:>12}",
+            "  {:>12} {:>14} {:>14} {:>12}",
             "larger",
             grouped(alloc),
             grouped(free),

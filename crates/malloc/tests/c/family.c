@@ -302,7 +302,7 @@ static void good_sizes(void)
 			/* Blocks that begin at one of 64 cache lines differ by less than a page.
 			 * While blocks may be guarded, the size is the one asked for. */
 			CHECK(turn != 2 || actual == good || getenv("PINFOLD_GUARD") ||
-			      (actual - good < 4096 && size > 512 << 10 && size < 62 << 20));
+			      (actual - good < 4096 && size > 575 << 10 && size < 62 << 20));
 			if (actual)
 				p[0] = p[actual - 1] = 1;
 			free_sized(p, actual);

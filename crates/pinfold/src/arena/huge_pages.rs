@@ -29,8 +29,7 @@ pub const HUGE_PAGES_VARIABLE: &str = "PINFOLD_THP";
 pub(super) const HUGE_PAGE: u32 = (2 << 20) / GRANULE as u32;
 
 /// Bytes in use by slabs of small objects, from which on such slabs get huge pages: 32 MiB. The
-/// last huge page may be almost empty. So it is at most a sixteenth of the slabs, and a small
-/// program stays small, even if the system gives huge pages to all memory.
+/// last huge page may be almost empty. Beyond 32 MiB, it is at most a sixteenth of the slabs.
 const SLABS_FROM: usize = 32 << 20;
 /// Slabs get huge pages only while the tightest limit is at least this many times the held memory.
 /// A program that is near its limit needs each page.

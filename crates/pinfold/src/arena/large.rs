@@ -86,9 +86,8 @@ pub unsafe fn free_block_run(start: NonNull<u8>) {
     let head = index_of_run(start);
     // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
     let granules = u32::from(unsafe { (*frame(head)).granules });
-    let is_aligned = entry(start.as_ptr() as usize) == LARGE;
     set_entry(head, 0);
-    parked::park(Parked { head, granules }, is_aligned, |run| {
+    parked::park(Parked { head, granules }, |run| {
         kept::large_less(run.granules as usize);
         give_back(run.head, run.granules);
     });

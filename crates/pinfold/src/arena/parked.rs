@@ -36,12 +36,9 @@ const PLACES: usize = 4;
 /// The most granules in a row: 8 MiB, and a granule more for each run, because most blocks do not
 /// begin with their run (`large`). Two threads that park at the same time may pass it.
 const MOST: usize = (8 << 20) / GRANULE + PLACES;
-/// The shortest run that is parked, unless it was an aligned block. A size class serves shorter
-/// blocks, so no allocation would ask for the run: it was a block that had grown, and would take
-/// the place of others.
-const LEAST: usize = (576 << 10) / GRANULE + 1;
-/// The shortest run of an aligned block that is parked. An aligned class serves shorter ones.
-const LEAST_ALIGNED: usize = 2;
+/// The shortest run that is parked. No allocation asks for shorter ones: they were blocks that had
+/// grown or had a large alignment, and would take the places of others.
+const LEAST: usize = (512 << 10) / GRANULE + 1;
 /// The low bits of a word, which hold the run's length in granules. A run's address is a multiple
 /// of [`GRANULE`].
 const LENGTH: usize = GRANULE - 1;
@@ -107,19 +104,18 @@ fn granules_in(row: &Row) -> usize {
 }
 
 /// Parks a run on this CPU. Passes to `give` each run that should go to the arena: this one if it
-/// may not be parked, and others for which there is no room any more. `is_aligned` says that the
-/// run was an aligned block. Costs one or two atomic steps on a cache line of this CPU, and loads
-/// of the nodes' figures. The caller owns the run, whose entry in the page map is 0.
-pub(super) fn park(run: Parked, is_aligned: bool, mut give: impl FnMut(Parked)) {
+/// may not be parked, and others for which there is no room any more. Costs one or two atomic steps
+/// on a cache line of this CPU, and loads of the nodes' figures. The caller owns the run, whose
+/// entry in the page map is 0.
+pub(super) fn park(run: Parked, mut give: impl FnMut(Parked)) {
     let nth = nth_row();
     let row = &ROWS_OF_CPUS[nth];
     let calls = row.calls.load(Relaxed).wrapping_add(1);
     row.calls.store(calls, Relaxed);
     let granules = run.granules as usize;
     let mut others = granules_in(row);
-    let least = if is_aligned { LEAST_ALIGNED } else { LEAST };
     let may_park = !calls.is_multiple_of(PASS)
-        && (least..=MOST).contains(&granules)
+        && (LEAST..=MOST).contains(&granules)
         && !purge::gives_back_at_once()
         // Another node's run would serve no allocation on this CPU.
         && is_on(nodes::current(), run.word())
@@ -191,33 +187,10 @@ pub(super) fn granules() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arena::{COLOURED, LARGE, alloc_run, free_block_run};
-    use std::sync::Mutex;
-
-    /// Runs one test at a time, because the rows belong to the process.
-    static TURN: Mutex<()> = Mutex::new(());
-
-    #[test]
-    fn short_runs_are_parked_if_an_allocation_may_ask_for_them() {
-        let _turn = TURN.lock().unwrap();
-        let is_parked = |granules, entry| {
-            // More than one, because a call may pass its run to the arena.
-            (0..2).any(|_| {
-                let run = alloc_run(granules, 0, entry, false).unwrap().start;
-                let word = run.as_ptr() as usize | granules;
-                // SAFETY: the run was allocated above as a block, and is not used afterwards.
-                unsafe { free_block_run(run) };
-                let mut places = rows().flat_map(|row| &row.places);
-                places.any(|place| place.load(Relaxed) == word)
-            })
-        };
-        assert!(is_parked(2, LARGE) && !is_parked(2, COLOURED));
-        assert!(is_parked(10, COLOURED) && !is_parked(1, LARGE));
-    }
+    use crate::arena::{LARGE, alloc_run, free_block_run};
 
     #[test]
     fn a_cpu_keeps_little() {
-        let _turn = TURN.lock().unwrap();
         let alloc = |granules| alloc_run(granules, 0, LARGE, false).unwrap().start;
         // A process that uses much memory may keep much, too.
         let used = [900; 3].map(alloc);

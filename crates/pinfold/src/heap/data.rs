@@ -1,8 +1,8 @@
 //! Blocks that hold no pointers, as the program says.
 //!
 //! A write beyond such a block can only reach other blocks without pointers, because the blocks
-//! come from classes of their own (`kmalloc::data`). Blocks of 64 KiB and more share no granule
-//! with others anyway, and come from the classes and runs of all blocks.
+//! come from classes of their own (`kmalloc::data`). Blocks above 65,600 bytes share no
+//! granule with others anyway, and come from the classes and runs of all blocks.
 //!
 //! A block of a heap that the program made, and a guarded block, lie where other blocks of their
 //! kind lie.
@@ -18,8 +18,8 @@ pub enum Content {
     /// The program says nothing. The block stays with the blocks where it lies.
     Unknown,
     /// The block holds no pointers, or the compiler does not know its type. So a block that lies
-    /// among blocks with pointers stays there. A block of 64 KiB and more lies among no others, and
-    /// joins those without pointers when it shrinks.
+    /// among blocks with pointers stays there. A block above 65,600 bytes lies among no others,
+    /// and joins those without pointers when it shrinks.
     Data,
     /// The block may hold pointers. A block that lies among blocks without pointers leaves them.
     Pointers,

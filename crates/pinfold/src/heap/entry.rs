@@ -132,8 +132,9 @@ pub fn alloc_aligned_zeroed(size: usize, align: usize) -> *mut u8 {
     alloc_aligned_slow(size, align, true)
 }
 
+#[cold]
 #[inline(never)]
-fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+extern "C" fn alloc_aligned_slow(size: usize, align: usize, zeroed: bool) -> *mut u8 {
     alloc_ask(Ask {
         align,
         zeroed,
@@ -211,6 +212,44 @@ unsafe extern "C" fn free_slow(block: *mut u8) {
         // addresses.
         if !unsafe { arena::free_huge(block) } {
             blocks::not_ours("free", block);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::heap::usable_size;
+
+    #[test]
+    fn aligned_blocks_are_of_the_smallest_class_and_read_as_zeroes_on_request() {
+        let sizes = core::iter::successors(Some(1), |size| Some(size + 1 + size / 5));
+        for size in sizes.take_while(|&size| size < 700_000) {
+            for align in (5..=16).map(|bit| 1 << bit) {
+                // The second block of a refilled sheaf comes from the fast path.
+                let blocks = [(); 2].map(|()| alloc_aligned(size, align));
+                for block in blocks {
+                    let class = kmalloc::class_of_any(arena::entry(block as usize));
+                    assert_eq!(
+                        class,
+                        kmalloc::class_of_aligned(size, align),
+                        "{size} {align}"
+                    );
+                    assert!((block as usize).is_multiple_of(align), "{size} {align}");
+                    // SAFETY: the block is new.
+                    unsafe { block.write_bytes(0xff, usable_size(block)) };
+                }
+                // SAFETY: the blocks are not used any more.
+                blocks.into_iter().for_each(|block| unsafe { free(block) });
+                let blocks = [(); 2].map(|()| alloc_aligned_zeroed(size, align));
+                for block in blocks {
+                    // SAFETY: the block is new.
+                    let bytes = unsafe { core::slice::from_raw_parts(block, size) };
+                    assert!(bytes.iter().all(|&byte| byte == 0), "{size} {align}");
+                }
+                // SAFETY: the blocks are not used any more.
+                blocks.into_iter().for_each(|block| unsafe { free(block) });
+            }
         }
     }
 }

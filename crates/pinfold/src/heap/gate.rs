@@ -113,11 +113,11 @@ pub fn alloc_fast(size: usize) -> *mut u8 {
 }
 
 /// Allocates a block at a multiple of `align`, a power of two, as [`alloc_fast`] does. Also returns
-/// null if `align` is above 64 KiB.
+/// null if `align` is 64 KiB or more.
 #[inline(always)]
 pub(super) fn alloc_fast_aligned(size: usize, align: usize) -> *mut u8 {
     // Acquire pairs with the release in `mode::open_malloc`, as in `alloc_fast`.
-    if size < paths().limit.load(Acquire) && align <= GRANULE {
+    if size < paths().limit.load(Acquire) && align < GRANULE {
         // SAFETY: the limit was not 0, so `has_fast_paths` has returned true in `open`.
         return unsafe { kmalloc::alloc_fast_aligned(size, align) };
     }

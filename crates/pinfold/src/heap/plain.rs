@@ -95,7 +95,6 @@ fn alloc_any(ask: Ask) -> *mut u8 {
     if let Some(class) = ask.class() {
         let block = match ask.zeroed {
             true => kmalloc::alloc_zeroed(class, size),
-            false if align > ALIGN => kmalloc::alloc_from(class, size),
             // Mostly, the fast path has just found the CPU's sheaf empty.
             false => kmalloc::alloc_missed(class, size),
         };

@@ -478,7 +478,7 @@ impl From<CacheError> for HeapError {
 }
 
 pinfold_rseq::error_texts! { HeapError:
-    HeapError::TooMany => "3,766 heaps and caches exist already: destroy some";
+    HeapError::TooMany => "3,674 heaps and caches exist already: destroy some";
     HeapError::NoMemory => "the system has no memory for a new heap";
     HeapError::NoNodes => "none of the nodes of the heap's policy may be used here; see \
         Mems_allowed_list in /proc/self/status";

@@ -85,7 +85,7 @@ pub const VERSION: u32 = 12;
 pub const SETTINGS: usize = 8;
 
 /// The number of size classes that [`Call`] has room for.
-pub const CLASSES: usize = 100;
+pub const CLASSES: usize = 104;
 
 /// The number of caches that the segment has room for. Caches with higher numbers are not shown.
 pub const CACHES: usize = 768;

@@ -60,7 +60,7 @@ unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
 /// An allocator for collections, over the size classes of malloc. Serves any layout. The value
 /// itself has no size.
 ///
-/// On the common path, an allocation and a free cost one critical section each. A layout above 512
+/// On the common path, an allocation and a free cost one critical section each. A layout above 575
 /// KiB costs the arena's lock, unless the CPU keeps a freed block of that size. A layout from 62
 /// MiB on costs a system call.
 ///

@@ -160,7 +160,7 @@ impl core::fmt::Display for CacheError {
             CacheError::TooLarge => {
                 "objects of a cache are at most 64 KiB large and aligned; use malloc for larger ones"
             }
-            CacheError::TooMany => "there are 3,766 caches already; destroy some, or share one for equal layouts",
+            CacheError::TooMany => "there are 3,674 caches already; destroy some, or share one for equal layouts",
             CacheError::NoNodes => {
                 "none of the nodes of the cache's policy may be used here; see Mems_allowed_list in /proc/self/status"
             }

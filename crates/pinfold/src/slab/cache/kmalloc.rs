@@ -7,13 +7,14 @@
 //! | 1152 … 3840 | an eighth of the power of two below | a ninth |
 //! | 4160 … 65600 | the same, and 64 bytes more | an eighth |
 //! | 1040, 2064, 4416 | | |
-//! | 130048 … 588800 | 65536 | a half; of blocks above 127 KiB a third |
+//! | 130048 … 588800 | 65536 | a half; of blocks above 128 KiB a third |
+//! | aligned: 128, 256, 384 … 524288 | half of the power of two below | a third, and the padding |
 //!
 //! Programs often ask for a power of two and a small header. The sizes of the fourth and fifth row
 //! have room for a header of 16 bytes. Databases keep more beside a page of 4 KiB: SQLite asks for
 //! 4368 bytes.
 //!
-//! A block of the last row takes no memory for the pages that the program never touches.
+//! A block of 61,505 bytes or more takes no memory for the pages that the program never touches.
 //!
 //! # Where blocks begin
 //!
@@ -24,8 +25,8 @@
 //! *aligned* classes ([`ALIGNED`]), whose slabs have no colors.
 //!
 //! Each size has a *class*: the smallest block size that fits. A table maps each size up to
-//! [`MAX_SMALL_SIZE`] to its class. The class of a larger size is computed. A slab of a class from
-//! 64 KiB on holds one object.
+//! [`MAX_SMALL_SIZE`] to its class. The class of a larger size is computed. A slab of a class above
+//! 65600 bytes, or of an aligned class of whole granules, holds one block ([`is_alone`]).
 //!
 //! The cache of class c has number 10 + c in the page map and in the units. So the common path of
 //! `malloc` and `free` computes the offset of a sheaf's word without looking up the cache's
@@ -58,6 +59,7 @@ use crate::arena::{GRANULE, GRANULE_SHIFT};
 use crate::cache_units::{COUNTDOWN, CacheId, MAIN, UNSAMPLED, units};
 use crate::slab::cpu::place::Place;
 use crate::slab::fork;
+use crate::slab::node::geometry::{self, COLOR_STEP, MAX_COLORS};
 use crate::slab::node::slabs::Slab;
 use crate::topology::facts;
 use core::alloc::Layout;
@@ -77,17 +79,17 @@ pub const MAX_CLASS_SIZE: usize = 9 * GRANULE - FOR_COLORS;
 /// Every class's size and every block's address is a multiple of this.
 const CLASS_ALIGN: usize = 16;
 
-/// A cache line: the blocks of classes from [`PAGE`] on lie by as much further apart than an eighth
-/// of a power of two.
+/// A cache line. From [`PAGE`] on, a class is a line larger than eighths of a power of two, so that
+/// the blocks of a slab begin at all lines of a page.
 const LINE: usize = 64;
-/// Blocks of fewer bytes may lie at a part of a power of two from each other, because they do not
-/// all begin at the same line of a page.
+/// Smaller classes have no extra line, because several blocks share each page.
 const PAGE: usize = 4096;
 
-/// The headers for which there is room in the first class above 1, 2 and 4 KiB, in bytes.
+/// The room for headers in the classes that are added above 1, 2 and 4 KiB: bytes beyond the power
+/// of two.
 const HEADERS: [usize; 3] = [16, 16, 320];
 /// The part of a slab of one block that is left for colors.
-const FOR_COLORS: usize = 1024;
+const FOR_COLORS: usize = MAX_COLORS * COLOR_STEP;
 
 /// The first classes after rows of the module's table: after the steps of 16 bytes, after the
 /// quarters, after the eighths that have a class with room for a header before them, after the
@@ -119,7 +121,15 @@ pub const ALIGNED: [usize; CLASSES - BY_GRANULES] = [
     32 << 10,
     48 << 10,
     64 << 10,
+    96 << 10,
+    128 << 10,
+    192 << 10,
+    256 << 10,
+    384 << 10,
+    512 << 10,
 ];
+/// The size of the largest aligned class in bytes.
+const MAX_ALIGNED_SIZE: usize = ALIGNED[ALIGNED.len() - 1];
 /// The largest alignment that the other classes serve.
 const MOST_UNALIGNED: usize = LINE;
 
@@ -212,16 +222,19 @@ pub fn class_of(size: usize) -> usize {
 pub fn class_of_aligned(size: usize, align: usize) -> Option<usize> {
     let whole = size.max(1).checked_next_multiple_of(align)?;
     if align > MOST_UNALIGNED {
-        return (whole <= GRANULE).then(|| aligned_class_of(whole));
+        let fits = whole <= MAX_ALIGNED_SIZE && align <= GRANULE;
+        return fits.then(|| aligned_class_of(whole));
     }
-    // The class's size is a multiple of `align` too, because each class above 128 bytes that is the
-    // smallest one for a multiple of a cache line is itself a multiple of it.
+    // The smallest class for a multiple of 32 or 64 bytes is itself a multiple of it.
     (whole <= MAX_CLASS_SIZE).then(|| class_of(whole))
 }
 
-/// Returns the smallest [aligned](ALIGNED) class for `whole` bytes, at most 64 KiB and a multiple
-/// of an alignment above 64 bytes. The class's blocks have this alignment: a multiple of it above a
-/// power of two is at least one and a half times the power, unless the power is larger than it.
+/// Returns the smallest [aligned](ALIGNED) class for `whole` bytes, at most 512 KiB and a multiple
+/// of an alignment above 64 bytes.
+///
+/// The blocks of the class have this alignment. With P the largest power of two below `whole`, the
+/// class has 1.5·P or 2·P bytes. 1.5·P is a multiple of every alignment up to P/2. With an
+/// alignment of P or 2·P, `whole` is 2·P.
 #[inline(always)]
 fn aligned_class_of(whole: usize) -> usize {
     // The power of two below.
@@ -253,8 +266,7 @@ pub const fn is_aligned(class: usize) -> bool {
 /// Returns whether each block of a class, or of a twin, has a slab of its own.
 #[inline]
 pub const fn is_alone(class: usize) -> bool {
-    let size = size_of_class(class);
-    size == GRANULE || size > GRANULE + LINE
+    geometry::is_alone(size_of_class(class), 0)
 }
 
 /// Returns the class whose blocks serve `layout`, if there is one.
@@ -312,7 +324,8 @@ pub fn class_of_any(entry: u16) -> Option<usize> {
 }
 
 /// Returns the class, or the data twin, whose cache `entry`, an entry of the page map, names.
-/// Returns `None` for a data twin above 2304 bytes, a sampled twin and any other cache.
+/// Returns `None` for a data twin above 1536 bytes or of an aligned class, a sampled twin and any
+/// other cache.
 #[inline]
 pub fn class_of_entry(entry: u16) -> Option<usize> {
     CacheId::from_entry(entry).class()
@@ -419,15 +432,15 @@ pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
     unsafe { units().known_area().pop(offset) }
 }
 
-/// Allocates a block at a multiple of `align`, a power of two and at most 64 KiB, as [`alloc_fast`]
-/// does.
+/// Allocates a block at a multiple of `align`, a power of two below 64 KiB, as [`alloc_fast`] does.
 ///
 /// # Safety
 ///
 /// The same as for [`alloc_fast`].
 #[inline(always)]
 pub unsafe fn alloc_fast_aligned(size: usize, align: usize) -> *mut u8 {
-    // Neither wraps nor exceeds 64 KiB, because `size` is at most `MAX_SMALL_SIZE`.
+    // Does not exceed `MAX_SMALL_SIZE`, which is a multiple of every alignment below 64 KiB. So the
+    // block is not alone in its slab, and nothing notes whether it was used (`take_fresh`).
     let whole = (size.max(1) + align - 1) & !(align - 1);
     let offset = match align > MOST_UNALIGNED {
         true => CacheId::of_class(aligned_class_of(whole)).main(),
@@ -626,6 +639,7 @@ pub fn name_of_entry(entry: u16) -> Option<impl core::fmt::Display> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slab::node::geometry::Geometry;
     use std::borrow::ToOwned;
     use std::string::String;
     use std::vec::Vec;
@@ -645,7 +659,9 @@ mod tests {
     fn twins_are_told_apart() {
         let mut names: Vec<String> = Vec::new();
         for (class, size) in SIZES.into_iter().enumerate() {
-            let is_alone = is_alone(class);
+            let layout = layout_of_class(class).unwrap();
+            let geometry = Geometry::new(size, layout.align(), 0, is_aligned(class));
+            let is_alone = geometry.per_slab == 1;
             assert_eq!(data(class) == class, is_alone, "{class}");
             assert_eq!(is_data(data(class)), !is_alone, "{class}");
             assert!(!is_data(class) && !is_data(sampled(class)) && !is_sampled(data(class)));
@@ -681,10 +697,9 @@ mod tests {
     fn aligned_classes_are_aligned() {
         for align in (0..=16).map(|bit| 1 << bit) {
             for size in (0..MAX_CLASS_SIZE).step_by(97) {
-                let most = if align > MOST_UNALIGNED {
-                    GRANULE
-                } else {
-                    MAX_CLASS_SIZE
+                let most = match align > MOST_UNALIGNED {
+                    true => MAX_ALIGNED_SIZE,
+                    false => MAX_CLASS_SIZE,
                 };
                 if let Some(class) = class_of_aligned(size, align) {
                     assert!(

@@ -19,9 +19,9 @@ pub(crate) const MAX_CAPACITY: usize = pinfold_rseq::STACK_ALIGN / 8 - 3;
 /// How many full sheaves a hardened cache's barn keeps back.
 pub(crate) const QUARANTINE: usize = 2;
 
-/// Bytes of objects in a sheaf, if the program did not choose the capacity: 128 KiB, and a cache
-/// line more for each block of malloc's class for 8 KiB. A sheaf holds at least one object, and at
-/// most [`MAX_CAPACITY`].
+/// Bytes of objects in a sheaf, if the program did not choose the capacity: enough for 16 blocks of
+/// malloc's class for 8 KiB, which have 8256 bytes. A sheaf holds at least one object, and at most
+/// [`MAX_CAPACITY`].
 const SHEAF_BYTES: usize = 129 << 10;
 /// The smallest capacity that a program can choose. Also the capacity of a cache that is made when
 /// the budget is used up, or less if [`SHEAF_BYTES`] have no room for that many objects.

@@ -6,17 +6,18 @@ use core::mem::size_of;
 /// The largest number of objects in a slab: the slab's record has room for this many bits.
 pub(crate) const MAX_OBJECTS: usize = 4096;
 /// The smallest distance between two colors: a cache line.
-const COLOR_STEP: usize = 64;
+pub(crate) const COLOR_STEP: usize = 64;
 /// The most colors of a cache.
-const MAX_COLORS: usize = 16;
+pub(crate) const MAX_COLORS: usize = 16;
 
 /// Objects above this size have slabs of [`LARGE_SLAB`] granules or more. One granule holds so few
 /// of them that making and returning slabs would cost too much for each object. A longer slab
 /// wastes little, because its pages take no memory until they are used.
 const SMALL_SLAB: usize = 2048;
 const LARGE_SLAB: usize = 4;
-/// Objects of a granule or more have a slab each, if that leaves at most this part of the slab
-/// unused, if they have [`MIN_ALONE`] bytes or more, or if slabs end with a guard page.
+/// An object of a granule or more has a slab of its own if the rest of the last granule is at most
+/// 1/`MAX_ALONE_UNUSED` of the object, if the object has [`MIN_ALONE`] bytes or more, or if slabs
+/// end with a guard page.
 const MAX_ALONE_UNUSED: usize = 8;
 const MIN_ALONE: usize = 2 * GRANULE;
 /// A slab also has [`LARGE_SLAB`] granules or more if its colors and its guard page would take
@@ -63,6 +64,7 @@ impl Geometry {
             (size / color_step).max(1)
         };
         let colors = colors.min(MAX_COLORS);
+        debug_assert!((colors - 1) * color_step < GRANULE);
         let other = (colors - 1) * color_step + guard;
         let granules = match is_alone {
             true => (size + other).div_ceil(GRANULE),
@@ -107,7 +109,7 @@ impl Geometry {
 
 /// Returns whether each object of `size` bytes has a slab of its own. `guard` bytes of a slab are
 /// for a guard page.
-fn is_alone(size: usize, guard: usize) -> bool {
+pub(crate) const fn is_alone(size: usize, guard: usize) -> bool {
     let unused = size.next_multiple_of(GRANULE) - size;
     let is_large = size >= MIN_ALONE || guard > 0 || unused * MAX_ALONE_UNUSED <= size;
     size >= GRANULE && is_large

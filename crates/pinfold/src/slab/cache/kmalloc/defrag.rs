@@ -20,7 +20,7 @@ use core::ptr::{NonNull, null_mut};
 /// fuller than the node's slabs of the class are on average, and other slabs have room for all its
 /// blocks.
 ///
-/// Returns false for blocks that have no slab with others: blocks of 64 KiB and more, sampled and
+/// Returns false for blocks that have no slab with others: blocks above 65,600 bytes, sampled and
 /// guarded ones, those of a heap or an object cache, and those of caches that check. Returns false
 /// for any other address too.
 ///
