@@ -8,13 +8,13 @@
 //! | 4160 … 65600 | the same, and 64 bytes more | an eighth |
 //! | 1040, 2064, 4416 | | |
 //! | 130048 … 588800 | 65536 | a half; of blocks above 128 KiB a third |
-//! | aligned: 128, 256, 384 … 524288 | half of the power of two below | a third, and the padding |
+//! | aligned: 128, 256, 384 … 524288 | half the power of two below | a third of the rounded size |
 //!
 //! Programs often ask for a power of two and a small header. The sizes of the fourth and fifth row
 //! have room for a header of 16 bytes. Databases keep more beside a page of 4 KiB: SQLite asks for
 //! 4368 bytes.
 //!
-//! A block of 61,505 bytes or more takes no memory for the pages that the program never touches.
+//! A block of more than 65600 bytes takes no memory for the pages that the program never touches.
 //!
 //! # Where blocks begin
 //!
@@ -23,6 +23,8 @@
 //! slabs have colors (`slab/node/geometry.rs`), and from 4160 bytes on, the blocks of one slab do
 //! not begin at multiples of a page either. Blocks with an alignment above 64 bytes come from
 //! *aligned* classes ([`ALIGNED`]), whose slabs have no colors.
+//!
+//! # Classes and twins
 //!
 //! Each size has a *class*: the smallest block size that fits. A table maps each size up to
 //! [`MAX_SMALL_SIZE`] to its class. The class of a larger size is computed. A slab of a class above
