@@ -8,7 +8,7 @@
 //! | 4160 … 65600 | the same, and 64 bytes more | an eighth |
 //! | 1040, 2064, 4416 | | |
 //! | 130048 … 588800 | 65536 | a half; of blocks above 128 KiB a third |
-//! | aligned: 128, 256, 384 … 524288 | half the power of two below | a third of the rounded size |
+//! | aligned: 128, 256, 384 … 524288 | half the power of two below | a third, once rounded |
 //!
 //! Programs often ask for a power of two and a small header. The sizes of the fourth and fifth row
 //! have room for a header of 16 bytes. Databases keep more beside a page of 4 KiB: SQLite asks for
@@ -28,7 +28,7 @@
 //!
 //! Each size has a *class*: the smallest block size that fits. A table maps each size up to
 //! [`MAX_SMALL_SIZE`] to its class. The class of a larger size is computed. A slab of a class above
-//! 65600 bytes, or of an aligned class of whole granules, holds one block ([`is_alone`]).
+//! 65600 bytes, or of the aligned class of 65536 bytes, holds one block ([`is_alone`]).
 //!
 //! The cache of class c has number 10 + c in the page map and in the units. So the common path of
 //! `malloc` and `free` computes the offset of a sheaf's word without looking up the cache's

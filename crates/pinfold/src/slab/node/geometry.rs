@@ -15,14 +15,14 @@ pub(crate) const MAX_COLORS: usize = 16;
 /// wastes little, because its pages take no memory until they are used.
 const SMALL_SLAB: usize = 2048;
 const LARGE_SLAB: usize = 4;
-/// An object of a granule or more has a slab of its own if the rest of the last granule is at most
-/// 1/`MAX_ALONE_UNUSED` of the object, if the object has [`MIN_ALONE`] bytes or more, or if slabs
-/// end with a guard page.
-const MAX_ALONE_UNUSED: usize = 8;
-const MIN_ALONE: usize = 2 * GRANULE;
 /// A slab also has [`LARGE_SLAB`] granules or more if its colors and its guard page would take
 /// `GRANULE / MAX_UNUSED` bytes or more.
 const MAX_UNUSED: usize = 16;
+/// An object of [`MIN_ALONE`] bytes or more has a slab of its own. So has an object of a granule or
+/// more, if the rest of the slab is at most 1/`MAX_ALONE_UNUSED` of the object, or if slabs end
+/// with a guard page.
+const MIN_ALONE: usize = GRANULE + GRANULE / 2;
+const MAX_ALONE_UNUSED: usize = 8;
 /// When the length of a slab is chosen, the slab's unused part is measured in whole steps. A step
 /// is the slab's length divided by this number.
 const UNUSED_STEPS: usize = 64;
