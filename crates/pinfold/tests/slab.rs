@@ -4,6 +4,7 @@ mod common;
 
 use common::again::alone;
 use common::{give, take};
+use pinfold::internal::arena::GRANULE;
 use pinfold::shepherd::{self, Automatic, Shepherd};
 use pinfold::slab::{Cache, CacheError, Handle, KmemCache, MAX_OBJECT_SIZE, shrink_all};
 use std::alloc::Layout;
@@ -203,6 +204,7 @@ fn faults_end_the_process_and_are_named() {
     for (fault, words) in [
         ("double", "double free of 0x"),
         ("inside", "not the start of an object of cache faulty"),
+        ("before", "not the start of an object of cache faulty"),
         ("foreign", "the address is not Pinfold's"),
         ("wrong", "the object belongs to cache other"),
         ("late", "freed before, or inside a block"),
@@ -231,8 +233,9 @@ fn commit_fault() {
     let Ok(fault) = std::env::var("FAULT") else {
         return;
     };
-    let cache = KmemCache::new("faulty", layout(64, 8)).unwrap();
-    let other = KmemCache::new("other", layout(64, 8)).unwrap();
+    // A slab has 109 objects of 600 bytes, and room for three colors.
+    let cache = KmemCache::new("faulty", layout(600, 8)).unwrap();
+    let other = KmemCache::new("other", layout(600, 8)).unwrap();
     let object = cache.alloc().unwrap();
     let local = 0u64;
     let wrong = match fault.as_str() {
@@ -240,8 +243,20 @@ fn commit_fault() {
             give(&cache, [object]);
             object
         }
-        // SAFETY: offset 8 is within the object's 64 bytes.
+        // SAFETY: offset 8 is within the object's 600 bytes.
         "inside" => unsafe { object.add(8) },
+        // The first object of a slab with a color lies behind the slab's beginning.
+        "before" => {
+            let more = (0..2000).map(|_| cache.alloc().unwrap());
+            let objects: Vec<_> = [object].into_iter().chain(more).collect();
+            let all: HashSet<_> = objects.iter().copied().collect();
+            let start = |object: &NonNull<u8>| object.as_ptr() as usize & !(GRANULE - 1);
+            // All objects of the first slabs are in use.
+            let mut starts = objects[..1000].iter().map(start);
+            let wrong = |start: &NonNull<u8>| !all.contains(start);
+            let found = starts.find_map(|at| NonNull::new(at as *mut u8).filter(wrong));
+            found.unwrap()
+        }
         "foreign" => NonNull::from(&local).cast(),
         // The slab goes back to the arena before the second free.
         "late" => {

@@ -99,7 +99,12 @@ impl Slab {
     /// A wrong address, not always the first one. The slab is unchanged then.
     pub(crate) fn put(&self, cache: &Objects, objects: &[*mut u8]) -> Result<usize, Wrong> {
         let start = self.start() as usize;
-        let word = cache.geometry.nth(objects[0] as usize - start) / 64;
+        // A wrong address may lie before the first object.
+        let first = (objects[0] as usize).wrapping_sub(start);
+        if first >= cache.geometry.slab_bytes {
+            return Err(Wrong::NotAnObject(objects[0]));
+        }
+        let word = cache.geometry.nth(first) / 64;
         let (mut mask, mut count) = (0u64, 0);
         for &object in objects {
             let offset = (object as usize).wrapping_sub(start);
@@ -115,9 +120,6 @@ impl Slab {
             }
             mask |= 1 << (nth % 64);
             count += 1;
-        }
-        if count == 0 {
-            return Err(Wrong::NotAnObject(objects[0]));
         }
         let bits = self.bits[word].load(Relaxed);
         if bits & mask != 0 || mask.count_ones() as usize != count {
