@@ -118,7 +118,8 @@ pub fn alloc_fast(size: usize) -> *mut u8 {
 pub(super) fn alloc_fast_aligned(size: usize, align: usize) -> *mut u8 {
     // Acquire pairs with the release in `mode::open_malloc`, as in `alloc_fast`.
     if size < paths().limit.load(Acquire) && align < GRANULE {
-        // SAFETY: the limit was not 0, so `has_fast_paths` has returned true in `open`.
+        // SAFETY: the limit was not 0, so `has_fast_paths` has returned true in `open`. The limit
+        // is at most one above `MAX_SMALL_SIZE`. `align` is below 64 KiB.
         return unsafe { kmalloc::alloc_fast_aligned(size, align) };
     }
     null_mut()

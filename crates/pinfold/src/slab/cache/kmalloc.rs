@@ -5,10 +5,12 @@
 //! | 16 … 128 | 16 | |
 //! | 160 … 1024 | a quarter of the power of two below | a fifth |
 //! | 1152 … 3840 | an eighth of the power of two below | a ninth |
-//! | 4160 … 65600 | the same, and 64 bytes more | an eighth |
+//! | 4160 … 65600 | the same, and 64 bytes more | a ninth |
 //! | 1040, 2064, 4416 | | |
 //! | 130048 … 588800 | 65536 | a half; of blocks above 128 KiB a third |
-//! | aligned: 128, 256, 384 … 524288 | half the power of two below | a third, once rounded |
+//! | aligned: 128, 256, 384 … 524288 | half the power of two below | a third |
+//!
+//! The size that an aligned class serves is rounded up to a multiple of the alignment first.
 //!
 //! Programs often ask for a power of two and a small header. The sizes of the fourth and fifth row
 //! have room for a header of 16 bytes. Databases keep more beside a page of 4 KiB: SQLite asks for
@@ -20,9 +22,9 @@
 //!
 //! If blocks of a power of two began at multiples of it, a program that walks many blocks side by
 //! side, or touches the beginning of many, would use few sets of the processor's caches. So the
-//! slabs have colors (`slab/node/geometry.rs`), and from 4160 bytes on, the blocks of one slab do
-//! not begin at multiples of a page either. Blocks with an alignment above 64 bytes come from
-//! *aligned* classes ([`ALIGNED`]), whose slabs have no colors.
+//! slabs have colors (`slab/node/geometry.rs`), and from 4160 bytes on, the blocks of one slab
+//! begin at different lines of a page. Blocks with an alignment above 64 bytes come from *aligned*
+//! classes ([`ALIGNED`]), whose slabs have no colors.
 //!
 //! # Classes and twins
 //!
@@ -82,15 +84,17 @@ pub const MAX_CLASS_SIZE: usize = 9 * GRANULE - FOR_COLORS;
 const CLASS_ALIGN: usize = 16;
 
 /// A cache line. From [`PAGE`] on, a class is a line larger than eighths of a power of two, so that
-/// the blocks of a slab begin at all lines of a page.
+/// the blocks of a slab begin at different lines of a page.
 const LINE: usize = 64;
-/// Smaller classes have no extra line, because several blocks share each page.
+/// The smallest size that gets the extra line. Several blocks of a smaller class share each page,
+/// so they need none.
 const PAGE: usize = 4096;
 
 /// The room for headers in the classes that are added above 1, 2 and 4 KiB: bytes beyond the power
 /// of two.
 const HEADERS: [usize; 3] = [16, 16, 320];
-/// The part of a slab of one block that is left for colors.
+/// The bytes that each class with one block in a slab leaves free, so that the block can begin at
+/// [`MAX_COLORS`] lines.
 const FOR_COLORS: usize = MAX_COLORS * COLOR_STEP;
 
 /// The first classes after rows of the module's table: after the steps of 16 bytes, after the
@@ -438,11 +442,12 @@ pub unsafe fn alloc_fast(size: usize) -> *mut u8 {
 ///
 /// # Safety
 ///
-/// The same as for [`alloc_fast`].
+/// [`has_fast_paths`] has returned true, `size` is at most [`MAX_SMALL_SIZE`], and `align` is a
+/// power of two below 64 KiB.
 #[inline(always)]
 pub unsafe fn alloc_fast_aligned(size: usize, align: usize) -> *mut u8 {
     // Does not exceed `MAX_SMALL_SIZE`, which is a multiple of every alignment below 64 KiB. So the
-    // block is not alone in its slab, and nothing notes whether it was used (`take_fresh`).
+    // block is not alone in its slab, and has no mark that `take_fresh` would have to clear.
     let whole = (size.max(1) + align - 1) & !(align - 1);
     let offset = match align > MOST_UNALIGNED {
         true => CacheId::of_class(aligned_class_of(whole)).main(),
@@ -457,7 +462,7 @@ pub unsafe fn alloc_fast_aligned(size: usize, align: usize) -> *mut u8 {
 ///
 /// # Safety
 ///
-/// The same as for [`alloc_fast`].
+/// [`has_fast_paths`] has returned true, and `size` is at most [`MAX_SMALL_SIZE`].
 #[inline(always)]
 pub unsafe fn alloc_fast_data(size: usize) -> *mut u8 {
     // The words of the data twins lie behind those of the classes, in the same order.
@@ -568,8 +573,8 @@ pub fn alloc_missed(class: usize, size: usize) -> *mut u8 {
 /// caller that has just found the CPU's main sheaf empty. Returns null if the system has no memory
 /// or [`init`] has not run.
 ///
-/// Writes zeroes to every block, except to a block of more than 64 KiB that was not used since its
-/// memory came from the system.
+/// Writes zeroes to every block, except to a block that is alone in its slab ([`is_alone`]) and was
+/// not used since its memory came from the system.
 pub fn alloc_zeroed(class: usize, size: usize) -> *mut u8 {
     let block = alloc_slow(CacheId::of_class(class).main(), size);
     if !take_fresh(class, block) && !block.is_null() {
@@ -688,7 +693,7 @@ mod tests {
             let part = match pair[0] {
                 0..1024 => 4,
                 1024..4096 => 8,
-                4096..65536 => 7,
+                4096..65536 => 8,
                 _ => 1,
             };
             assert!((pair[1] - pair[0]) * part <= pair[0], "{pair:?}");
@@ -708,6 +713,12 @@ mod tests {
                         layout_of_class(class)
                             .is_some_and(|layout| layout.size() >= size && layout.align() >= align),
                         "{size}"
+                    );
+                    let fits = |least: &&usize| **least >= size && least.is_multiple_of(align);
+                    let smallest = ALIGNED.iter().find(fits);
+                    assert!(
+                        align <= MOST_UNALIGNED || smallest == Some(&size_of_class(class)),
+                        "{size} {align}"
                     );
                 } else {
                     assert!(size.next_multiple_of(align) > most, "{size} {align}");

@@ -18,11 +18,9 @@ const LARGE_SLAB: usize = 4;
 /// A slab also has [`LARGE_SLAB`] granules or more if its colors and its guard page would take
 /// `GRANULE / MAX_UNUSED` bytes or more.
 const MAX_UNUSED: usize = 16;
-/// An object of [`MIN_ALONE`] bytes or more has a slab of its own. So has an object of a granule or
-/// more, if the rest of the slab is at most 1/`MAX_ALONE_UNUSED` of the object, or if slabs end
-/// with a guard page.
+/// An object of this size or more has a slab of its own. So has an object of exactly a granule,
+/// and, if slabs end with a guard page, every object of a granule or more.
 const MIN_ALONE: usize = GRANULE + GRANULE / 2;
-const MAX_ALONE_UNUSED: usize = 8;
 /// When the length of a slab is chosen, the slab's unused part is measured in whole steps. A step
 /// is the slab's length divided by this number.
 const UNUSED_STEPS: usize = 64;
@@ -110,9 +108,7 @@ impl Geometry {
 /// Returns whether each object of `size` bytes has a slab of its own. `guard` bytes of a slab are
 /// for a guard page.
 pub(crate) const fn is_alone(size: usize, guard: usize) -> bool {
-    let unused = size.next_multiple_of(GRANULE) - size;
-    let is_large = size >= MIN_ALONE || guard > 0 || unused * MAX_ALONE_UNUSED <= size;
-    size >= GRANULE && is_large
+    size >= MIN_ALONE || size == GRANULE || (guard > 0 && size > GRANULE)
 }
 
 /// Returns how many granules a slab has that holds several objects of `size` bytes. `other` bytes
