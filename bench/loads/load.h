@@ -128,10 +128,11 @@ __attribute__((unused)) static void *get(size_t size) {
     return block;
 }
 
-// Calls `get` and writes a byte of each page.
+// Calls `get` and writes a byte of each page. No byte is 0, so that an allocator which reads the
+// block sees that the pages were written.
 __attribute__((unused)) static void *get_touched(size_t size) {
     char *block = (char *)get(size);
-    for (size_t at = 0; at < size; at += 4096) block[at] = (char)at;
+    for (size_t at = 0; at < size; at += 4096) block[at] = (char)(at >> 12 | 1);
     return block;
 }
 

@@ -25,7 +25,7 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn alloc(granules: usize) -> Run {
-    arena::alloc_block_run(granules, 0, LARGE).unwrap()
+    arena::alloc_block_run(granules, 0, LARGE, false).unwrap()
 }
 
 fn free(run: Run) {
@@ -84,7 +84,7 @@ fn a_freed_block_serves_the_next_of_its_length() {
     unsafe { arena::free_run(large[0].start) };
     free(large[1]);
     let held = memory::held();
-    let mut next = arena::alloc_block_run(20, 0, COLOURED).unwrap();
+    let mut next = arena::alloc_block_run(20, 0, COLOURED, false).unwrap();
     if next.start == large[0].start {
         // Some calls give the block to the arena. Now only that block is free.
         let other = alloc(20);
@@ -92,7 +92,7 @@ fn a_freed_block_serves_the_next_of_its_length() {
         // SAFETY: as above.
         unsafe { arena::free_run(next.start) };
         free(other);
-        next = arena::alloc_block_run(20, 0, COLOURED).unwrap();
+        next = arena::alloc_block_run(20, 0, COLOURED, false).unwrap();
     }
     assert_eq!(next.start, large[1].start);
     assert_eq!(arena::entry(next.start.as_ptr() as usize), COLOURED);

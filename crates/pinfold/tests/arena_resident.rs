@@ -27,18 +27,24 @@ fn mappings() -> usize {
 /// Returns whether the mapping at `address` asks for huge pages (`Some(true)`), refuses them
 /// (`Some(false)`), or follows the system's setting, as on a kernel without huge pages.
 fn asks_for_huge_pages(address: usize) -> Option<bool> {
+    let flags = smaps(address, "VmFlags:")?;
+    let has = |flag| flags.split_ascii_whitespace().any(|word| word == flag);
+    has("hg").then_some(true).or(has("nh").then_some(false))
+}
+
+/// Returns what the kernel says in `field` of the mapping at `address`.
+fn smaps(address: usize, field: &str) -> Option<String> {
     let text = fs::read_to_string("/proc/self/smaps").unwrap();
     let mut within = false;
     for line in text.lines() {
-        let first = line.split_ascii_whitespace().next().unwrap_or("");
+        let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
         if let Some((from, to)) = first.split_once('-') {
             let number = |text| usize::from_str_radix(text, 16);
             if let (Ok(from), Ok(to)) = (number(from), number(to)) {
                 within = (from..to).contains(&address);
             }
-        } else if within && first == "VmFlags:" {
-            let has = |flag| line.split_ascii_whitespace().any(|word| word == flag);
-            return has("hg").then_some(true).or(has("nh").then_some(false));
+        } else if within && first == field {
+            return Some(rest.trim().to_owned());
         }
     }
     None
@@ -190,6 +196,112 @@ fn small_objects_near_a_limit_get_no_huge_pages() {
     let small = KmemCache::new("small", Layout::from_size_align(256, 8).unwrap()).unwrap();
     let last = fill(&small, 256, 120 * MIB);
     assert_eq!(asks_for_huge_pages(last.as_ptr() as usize), Some(false));
+}
+
+/// Returns a block of 10 MiB, and an address in the middle of one of its whole huge pages.
+fn long_block(zeroed: bool) -> (NonNull<u8>, usize) {
+    let block = arena::alloc_block_run(LONG / GRANULE, 0, LARGE, zeroed).unwrap();
+    let first = block.start.as_ptr() as usize;
+    (block.start, first.next_multiple_of(2 * MIB) + MIB)
+}
+
+const LONG: usize = 10 * MIB;
+
+/// Writes a byte to each of the first `pages` pages of a long block, and frees it. Gives all free
+/// memory back, so that the next block is made of fresh memory.
+fn use_and_free(block: NonNull<u8>, pages: usize) {
+    for page in 0..pages {
+        // SAFETY: the test owns the block, which has more pages.
+        unsafe { block.as_ptr().add(page * 4096).write(1) };
+    }
+    // SAFETY: the test owns the block, and does not use it afterwards.
+    unsafe { arena::free_block_run(block) };
+    arena::trim();
+}
+
+#[test]
+fn long_blocks_get_huge_pages_while_the_program_fills_them() {
+    if !alone("long_blocks_get_huge_pages_while_the_program_fills_them") || !has_huge_pages() {
+        return;
+    }
+    let asks = asks_for_huge_pages;
+    let (block, middle) = long_block(false);
+    assert_eq!(asks(middle), Some(false), "nothing is known yet");
+    use_and_free(block, LONG / 4096);
+
+    let (block, middle) = long_block(false);
+    assert_eq!(asks(middle), Some(true), "a block was filled");
+    let shorter = take(60);
+    assert_eq!(asks(shorter.as_ptr() as usize), Some(false));
+    give(shorter);
+    use_and_free(block, LONG / 4096);
+    assert_eq!(asks(middle), Some(false), "its memory went back");
+    let (block, middle) = long_block(true);
+    assert_eq!(asks(middle), Some(false), "a zeroed block");
+    use_and_free(block, 0);
+
+    // Each block that stays empty counts, until the next ones have small pages.
+    let is_refused = (0..20).any(|_| {
+        let (block, middle) = long_block(false);
+        let is_refused = asks(middle) == Some(false);
+        use_and_free(block, 1);
+        is_refused
+    });
+    assert!(is_refused, "blocks stay empty");
+}
+
+/// The pages of a block that has huge pages move, and what is mapped where they were has small
+/// ones.
+#[test]
+fn a_long_block_with_huge_pages_moves() {
+    if !alone("a_long_block_with_huge_pages_moves") || !has_huge_pages() {
+        return;
+    }
+    use_and_free(long_block(false).0, LONG / 4096);
+    let (block, middle) = long_block(false);
+    assert_eq!(asks_for_huge_pages(middle), Some(true));
+    // SAFETY: the test owns the block.
+    unsafe { block.as_ptr().write_bytes(7, LONG) };
+    // SAFETY: as above. The old address is not used afterwards.
+    let moved = unsafe { move_run(block, 2 * LONG) }.expect("a moved block");
+    // SAFETY: the test owns the block, which has `LONG` bytes and more.
+    let bytes = unsafe { std::slice::from_raw_parts(moved.as_ptr(), LONG) };
+    assert!(bytes.iter().all(|&byte| byte == 7));
+    assert_eq!(asks_for_huge_pages(middle), Some(false));
+    // SAFETY: the test gives the block up.
+    assert!(unsafe { arena::free_huge(moved.as_ptr()) });
+}
+
+/// A part of a block goes back, and then a part of the free memory.
+#[test]
+fn a_purge_splits_no_huge_page_of_free_memory() {
+    if !alone("a_purge_splits_no_huge_page_of_free_memory") || !has_huge_pages() {
+        return;
+    }
+    use_and_free(long_block(false).0, LONG / 4096);
+    let (block, middle) = long_block(false);
+    // SAFETY: the test owns the block.
+    unsafe { block.as_ptr().write_bytes(7, LONG) };
+    let whole = |field| smaps(middle, field).unwrap();
+    if whole("AnonHugePages:") != whole("Rss:") {
+        eprintln!("left out: the kernel has no free huge pages");
+        return;
+    }
+    // The rest of the third huge page stays in use.
+    let cut = middle + 4 * MIB - block.as_ptr() as usize;
+    // SAFETY: as above.
+    assert!(unsafe { arena::resize_run(block, cut / GRANULE) });
+    arena::trim();
+    assert_eq!(asks_for_huge_pages(middle), Some(true));
+    assert_eq!(asks_for_huge_pages(middle + 4 * MIB), Some(false));
+    let before = resident();
+    // More has to go back than the half that has small pages.
+    arena::set_dirty_limit(Some(cut - 3 * MIB / 2));
+    // SAFETY: as above.
+    unsafe { arena::free_block_run(block) };
+    let less = before - resident();
+    assert!((2 * MIB..5 * MIB).contains(&less), "{less} bytes went back");
+    assert_eq!(whole("AnonHugePages:"), whole("Rss:"));
 }
 
 /// Blocks that grow by moving their pages take a mapping while they live, and leave none behind.

@@ -7,8 +7,8 @@
 //! the run begins. So [`FreeRuns::free`] finds a free neighbour on each side by reading one frame.
 
 use super::bins::{Bins, LOOK_AT, NIL};
-use super::{Frame, State, frame};
-use super::{huge_pages, window};
+use super::huge_pages::{self, HUGE_PAGE};
+use super::{Frame, State, frame, pageblocks, window};
 
 /// The longest run that begins at a multiple of its own length, in granules: 512 KiB.
 const NATURAL_MOST: u32 = 8;
@@ -297,13 +297,16 @@ impl FreeRuns {
     /// and the number of granules.
     pub(super) fn take_end(&mut self, head: u32, granules: u32) -> (u32, u32) {
         let end = self.end_of(head);
-        let unit = match huge_pages::are_wanted(window::is_dense(head)) {
-            true => huge_pages::HUGE_PAGE,
-            false => 1,
+        let all_huge = huge_pages::are_wanted(window::is_dense(head));
+        let is_huge = |index| all_huge || pageblocks::is_preferred(index);
+        let last = match is_huge(end - 1) {
+            true => end / HUGE_PAGE * HUGE_PAGE,
+            false => end,
         };
-        let last = end / unit * unit;
-        let most = granules.min(end - head).next_multiple_of(unit).min(last);
-        let first = (last - most).max(head.next_multiple_of(unit));
+        let mut first = last - granules.min(last.saturating_sub(head));
+        if is_huge(first) {
+            first = (first / HUGE_PAGE * HUGE_PAGE).max(head.next_multiple_of(HUGE_PAGE));
+        }
         let (first, last) = match first < last {
             true => (first, last),
             false => (head, end),

@@ -234,6 +234,17 @@ pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
     alloc_for(size, align, 0)
 }
 
+/// Asks for huge pages for the block at `block`, which [`alloc`] has returned for `size` bytes, if
+/// it should have them. A program that wants the block `zeroed` may leave most of it so
+/// (`pageblocks`). Costs some loads, and perhaps a system call.
+pub fn prefer_huge_pages(block: NonNull<u8>, size: usize, zeroed: bool) {
+    if huge_pages::are_wanted_for_mapping(zeroed) {
+        let size = size.next_multiple_of(sys::page_size());
+        // SAFETY: `alloc` has mapped the block, which has whole pages.
+        unsafe { sys::prefer_huge(block.as_ptr(), size) };
+    }
+}
+
 /// Allocates a block as [`alloc`] does, for the heap with number `heap`.
 pub fn alloc_for(size: usize, align: usize, heap: u16) -> Option<NonNull<u8>> {
     let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
@@ -378,7 +389,7 @@ pub(super) unsafe fn adopt(
     if !enter(block.as_ptr() as usize, size, 0) {
         no_room(block.as_ptr(), size);
     }
-    if huge_pages::are_wanted(false) {
+    if huge_pages::are_wanted_for_mapping(false) {
         // The pages may come from a run for which the arena asked for small pages.
         // SAFETY: `remap` made this mapping for the new block.
         unsafe { sys::prefer_huge(mapping.as_ptr(), size) };

@@ -6,16 +6,17 @@
 //! empty. In huge pages, such blocks take up to 512 times as much memory. But the owner of a small
 //! object writes to it, so a slab of small objects uses all its pages.
 //!
-//! So by default, only fresh memory for slabs of small objects comes in huge pages, once these
-//! slabs are a large part of the program. This memory is in regions of its own, *dense* regions.
-//! All other fresh memory is in *plain* regions. A dirty run serves every caller, wherever it lies,
-//! because its pages are resident already. The arena asks for the same kind of pages throughout a
-//! region, so that the region stays one mapping.
+//! So by default, fresh memory for slabs of small objects comes in huge pages, once these slabs are
+//! a large part of the program. This memory is in regions of its own, *dense* regions. All other
+//! fresh memory is in *plain* regions. A dirty run serves every caller, wherever it lies, because
+//! its pages are resident already. The arena asks for the same kind of pages throughout a region,
+//! so that the region stays one mapping. The exception is long blocks in plain regions, while the
+//! program fills such blocks (`pageblocks`).
 //!
 //! The arena asks for huge or small pages for each piece of memory that it maps, so the system's
 //! default does not matter.
 
-use super::{GRANULE, budget, held, kept};
+use super::{GRANULE, budget, held, kept, pageblocks};
 use core::fmt;
 use core::str::FromStr;
 use core::sync::atomic::AtomicU8;
@@ -28,8 +29,9 @@ pub const HUGE_PAGES_VARIABLE: &str = "PINFOLD_THP";
 /// The granules of a huge page.
 pub(super) const HUGE_PAGE: u32 = (2 << 20) / GRANULE as u32;
 
-/// Bytes in use by slabs of small objects, from which on such slabs get huge pages: 32 MiB. The
-/// last huge page may be almost empty. Beyond 32 MiB, it is at most a sixteenth of the slabs.
+/// Bytes in use by slabs of small objects, from which on such slabs get huge pages: 32 MiB. A
+/// node's last huge page may be almost empty. In a smaller program, that would be a larger part: on
+/// a machine with one node, it is at most a sixteenth of the slabs.
 const SLABS_FROM: usize = 32 << 20;
 /// Slabs get huge pages only while the tightest limit is at least this many times the held memory.
 /// A program that is near its limit needs each page.
@@ -47,12 +49,13 @@ const FAR: usize = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum HugePages {
-    /// For slabs of small objects (up to 4 KiB) beyond the first 32 MiB of them, while no memory
-    /// limit is near. Never for the slabs of hardened caches.
+    /// For slabs of small objects (up to 4 KiB) beyond the first 32 MiB of them, and for blocks of
+    /// 4 MiB and more while the program fills such blocks, as long as no memory limit is near.
+    /// Never for the slabs of hardened caches, nor for a block that the program wants zeroed.
     Auto = 0,
     /// For no memory.
     Never = 1,
-    /// For all memory, except blocks that are allocated as mappings of their own.
+    /// For all memory.
     Always = 2,
 }
 
@@ -117,9 +120,9 @@ static MODE: AtomicU8 = AtomicU8::new(HugePages::Auto as u8);
 /// Sets when the arenas ask for huge pages, for memory that they map from now on. Replaces the
 /// value of `PINFOLD_THP`. Costs one store.
 ///
-/// The kernel gives no huge pages if `/sys/kernel/mm/transparent_hugepage/enabled` is `never`. The
-/// system's setting decides for a block that is allocated with [`HUGE`](super::HUGE) bytes or more,
-/// because the block is a mapping of its own.
+/// The kernel gives no huge pages if `/sys/kernel/mm/transparent_hugepage/enabled` is `never`. A
+/// block of [`HUGE`](super::HUGE) bytes or more is a mapping of its own. If `mode` does not ask for
+/// huge pages for it, the system's setting decides.
 ///
 /// ```
 /// use pinfold::memory::{HugePages, set_huge_pages};
@@ -168,6 +171,19 @@ pub(super) fn are_wanted_for_slabs() -> bool {
     kept::small_in_use() >= SLABS_FROM
         && MODE.load(Relaxed) == HugePages::Auto as u8
         && budget::is_far(held() as usize, FAR)
+}
+
+/// Returns whether the next long block of a plain region should have huge pages. Some loads.
+pub(super) fn are_wanted_for_long_blocks() -> bool {
+    MODE.load(Relaxed) == HugePages::Auto as u8
+        && pageblocks::are_filled()
+        && budget::is_far(held() as usize, FAR)
+}
+
+/// Returns whether a block that is a mapping of its own should have huge pages. `zeroed` says
+/// whether the program wants it zeroed. Some loads.
+pub(super) fn are_wanted_for_mapping(zeroed: bool) -> bool {
+    are_wanted(false) || (!zeroed && are_wanted_for_long_blocks())
 }
 
 #[cfg(test)]

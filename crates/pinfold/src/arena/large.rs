@@ -12,9 +12,10 @@
 
 use super::numa::{self, NodeRequest};
 use super::parked::{self, Parked};
-use super::runs::{Run, alloc_run, give_back};
+use super::runs::{Run, alloc_at_multiple, give_back};
 use super::{
-    GRANULE, LARGE, address_of, entry, frame, index_of, index_of_run, kept, run_size, set_entry,
+    GRANULE, LARGE, Purpose, address_of, entry, frame, index_of, index_of_run, kept, pageblocks,
+    run_size, set_entry,
 };
 use crate::sanitizer;
 use core::ptr::NonNull;
@@ -61,11 +62,16 @@ pub fn least_of_coloured(size: usize) -> usize {
     granules_for(size, COLOURED) * GRANULE - MOST
 }
 
-/// Allocates a run for a block: one that this CPU has parked (`parked`), or else as [`alloc_run`]
-/// does. `entry` is [`LARGE`] or [`COLOURED`].
-pub fn alloc_block_run(granules: usize, node: usize, entry: u16) -> Option<Run> {
+/// Allocates a run for a block: one that this CPU has parked (`parked`), or else as
+/// [`alloc_run`](super::alloc_run) does. `entry` is [`LARGE`] or [`COLOURED`]. A program that wants
+/// the block `zeroed` may leave most of it so (`pageblocks`).
+pub fn alloc_block_run(granules: usize, node: usize, entry: u16, zeroed: bool) -> Option<Run> {
     let Some(parked) = parked::take(node, granules) else {
-        return alloc_run(granules, node, entry, false);
+        let purpose = match granules >= pageblocks::LONG as usize && !zeroed {
+            true => Purpose::LongBlock,
+            false => Purpose::Other,
+        };
+        return alloc_at_multiple(granules, 1, node, (entry, false), purpose);
     };
     set_entry(parked.head, entry);
     numa::count(NodeRequest::only(node), granules);
@@ -84,8 +90,18 @@ pub fn alloc_block_run(granules: usize, node: usize, entry: u16) -> Option<Run> 
 /// uses the run any more.
 pub unsafe fn free_block_run(start: NonNull<u8>) {
     let head = index_of_run(start);
-    // SAFETY: the caller promises that `start` begins a run. Its first frame has its length.
-    let granules = u32::from(unsafe { (*frame(head)).granules });
+    let run = frame(head);
+    // SAFETY: the caller promises that `start` begins a run that no thread uses any more. So only
+    // this thread uses these fields of its first frame.
+    let granules = unsafe {
+        let granules = u32::from((*run).granules);
+        if (*run).purpose == Purpose::LongBlock {
+            pageblocks::note_freed(start, granules);
+            // If the run is parked, it serves again as memory that was used.
+            (*run).purpose = Purpose::Other;
+        }
+        granules
+    };
     set_entry(head, 0);
     parked::park(Parked { head, granules }, |run| {
         kept::large_less(run.granules as usize);

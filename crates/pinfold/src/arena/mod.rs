@@ -67,10 +67,12 @@ mod kept;
 mod large;
 mod metadata;
 mod numa;
+mod pageblocks;
 mod parked;
 mod purge;
 mod resize;
 mod runs;
+mod sparse;
 mod stat;
 mod waiting;
 mod window;
@@ -80,8 +82,8 @@ pub use budget::{
     set_dirty_limit, set_limit, set_memory_limit, tightest_limit,
 };
 pub use huge::{
-    alloc as alloc_huge, count as huge_count, free as free_huge, resize as resize_huge,
-    size as huge_size, unmap_waiting,
+    alloc as alloc_huge, count as huge_count, free as free_huge, prefer_huge_pages,
+    resize as resize_huge, size as huge_size, unmap_waiting,
 };
 pub(crate) use huge::{
     alloc_for as alloc_huge_for, free_all_of as free_huge_of, heap_of as heap_of_huge,
@@ -98,10 +100,11 @@ pub(crate) use metadata::{alloc as alloc_metadata, is_metadata};
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};
 pub(crate) use numa::{NodeRequest, for_each_item};
 pub(crate) use purge::purge_all_aged;
-pub use purge::{dirty_time, is_sparse, set_dirty_time, trim, unmap_free, zero_run};
+pub use purge::{dirty_time, set_dirty_time, trim, unmap_free};
 pub use resize::{alloc_aligned_run, alloc_growing_run, is_aligned_run, move_run, resize_run};
 pub(crate) use runs::alloc_run_on;
 pub use runs::{Run, alloc_run, free_run};
+pub use sparse::{is_sparse, zero_run};
 pub use stat::NodeStat;
 pub(crate) use window::watch_count;
 
@@ -163,8 +166,8 @@ pub(crate) struct Frame {
     /// How many granules the run has; valid in its first frame.
     granules: u16,
     state: State,
-    /// Whether the run is a slab of small objects; valid in the first frame of a slab.
-    small: bool,
+    /// What the run is used for; valid in the first frame of a run in use.
+    purpose: Purpose,
     /// Links in the heap of the run's bin (`bins`): the first child, the next sibling, and the
     /// previous sibling. A first child has its parent in place of the previous sibling.
     child: u32,
@@ -189,6 +192,18 @@ enum State {
     Clean = 2,
     /// Free, and not mapped.
     Absent = 3,
+}
+
+/// What the holder of a run uses it for, as far as it matters for huge pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Purpose {
+    Other = 0,
+    /// A slab of small objects (`huge_pages`).
+    SmallObjects = 1,
+    /// A long block that the program is expected to fill (`pageblocks`). A run in use has this
+    /// purpose only if it was made of fresh memory.
+    LongBlock = 2,
 }
 
 /// The words that any thread may read without a lock.

@@ -3,10 +3,11 @@
 
 use super::free_runs::FreeRuns;
 use super::runs::{Arena, arena_of, set_aside};
-use super::{GRANULE, State, address_of, budget, gave_back, huge, kept, numa, returned};
+use super::{
+    GRANULE, State, address_of, budget, gave_back, huge, kept, numa, pageblocks, returned,
+};
 use crate::lock::Guard;
 use crate::{nodes, spared, sys};
-use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 use core::time::Duration;
@@ -16,11 +17,6 @@ static DIRTY_FOR: AtomicU32 = AtomicU32::new(450);
 /// The most milliseconds that a program can choose, so that a difference of two wrapping times is
 /// never ambiguous.
 const MOST_DIRTY_FOR: u32 = 86_400_000;
-/// Runs of at least this many bytes may be sparse ([`is_sparse`]).
-const SPARSE_FROM: usize = 1 << 20;
-/// The number of parts of a run at whose borders [`is_sparse`] reads a page. A prime number,
-/// because programs often write at multiples of a power of two.
-const LOOKED_AT: usize = 17;
 /// Granules of the shortest run that is unmapped, by `unmap_free` or because a purge failed.
 /// Unmapping a run can split mappings, whose number the system limits.
 const MIN_UNMAP: u32 = 16;
@@ -76,6 +72,7 @@ pub(super) fn purge(
         kept::use_more(node, granules as usize);
         drop(arena);
         let size = granules as usize * GRANULE;
+        pageblocks::refuse(head, granules);
         // SAFETY: the run is mapped. `next` took it out of the bins, so only this thread uses it.
         let clean = unsafe { sys::purge(address_of(head), size) };
         let Some(again) = arena_of(node).lock_or_divert() else {
@@ -171,51 +168,6 @@ pub(crate) fn purge_all_aged() {
                 arena.take_parked(node, |_| true);
             }
             purge_aged(arena, node, now, u32::MAX);
-        }
-    }
-}
-
-/// Returns whether less than a quarter of the first `size` bytes of a run in use seems to have been
-/// written. Reads at most 17 pages, and counts those that are zero. A run of less than 1 MiB is
-/// never sparse.
-///
-/// # Safety
-///
-/// The run has `size` bytes, and no other thread writes to it.
-pub unsafe fn is_sparse(start: NonNull<u8>, size: usize) -> bool {
-    if size < SPARSE_FROM {
-        return false;
-    }
-    let page = sys::page_size();
-    // An odd number of pages, so that few samples lie at multiples of a large power of two.
-    let step = ((size / LOOKED_AT / page) | 1) * page;
-    let is_zero = |offset: &usize| {
-        let words = start.as_ptr().wrapping_add(*offset).cast::<u64>();
-        // SAFETY: `offset` is a multiple of the page size, and the page lies in the run. All bytes
-        // of the run were written by a holder, or are zeroes of the kernel.
-        (0..page / 8).all(|nth| unsafe { words.add(nth).read_volatile() } == 0)
-    };
-    let looked_at = (step..size - page).step_by(step);
-    let all = looked_at.clone().count();
-    4 * looked_at.filter(is_zero).count() > 3 * all
-}
-
-/// Zeroes the first `size` bytes of a run in use.
-///
-/// Writing zeroes makes each page resident, and a program may touch few pages of a large zeroed
-/// block. But giving the pages back costs a program that fills its blocks a page fault for each
-/// page. So only the pages of a run that [is sparse](is_sparse) go back to the system.
-///
-/// # Safety
-///
-/// The run has `size` bytes, and only the caller uses it.
-pub unsafe fn zero_run(start: NonNull<u8>, size: usize) {
-    let at = start.as_ptr();
-    // SAFETY: the caller promises that only the caller uses the run, which has whole pages.
-    unsafe {
-        let pages = size.next_multiple_of(sys::page_size());
-        if !is_sparse(start, size) || !sys::purge(at, pages) {
-            at.write_bytes(0, size);
         }
     }
 }

@@ -17,8 +17,8 @@
 use super::runs::{Arena, Run, alloc_at_multiple, arena_of, give_back};
 use super::window;
 use super::{
-    GRANULE, HUGE, LARGE, MAX_RUN, State, address_of, block_of_run, budget, frame, held, huge,
-    index_of_run, kept, numa, offset_in_run, set_entry,
+    GRANULE, HUGE, LARGE, MAX_RUN, Purpose, State, address_of, block_of_run, budget, frame, held,
+    huge, index_of_run, kept, numa, offset_in_run, pageblocks, set_entry,
 };
 use crate::sys::Mapped;
 use core::ptr::NonNull;
@@ -32,7 +32,8 @@ pub fn alloc_aligned_run(size: usize, align: usize, node: usize) -> Option<Run> 
         return None;
     }
     let granules = size.div_ceil(GRANULE).max(1);
-    alloc_at_multiple(granules, (align / GRANULE) as u32, node, LARGE, false)
+    let align = (align / GRANULE) as u32;
+    alloc_at_multiple(granules, align, node, (LARGE, false), Purpose::Other)
 }
 
 /// Returns whether a run can begin at a multiple of `align`, a power of two larger than
@@ -135,6 +136,8 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
         return None;
     }
     map_behind(node, head + old);
+    // The kernel moves pages of one kind only.
+    pageblocks::refuse(head, old);
     // SAFETY: these are all pages of the run, which the caller promises is its own.
     let new = unsafe { huge::adopt(start.as_ptr(), bytes, size, offset) }?;
     set_entry(head, 0);
@@ -194,7 +197,7 @@ pub fn alloc_growing_run(
     };
     // SAFETY: the run was taken out of the free runs above, so only this thread uses its frame.
     let run = unsafe { &mut *frame(head) };
-    (run.head, run.granules) = (head, granules as u16);
+    (run.head, run.granules, run.purpose) = (head, granules as u16, Purpose::Other);
     arena.hand_out(node, granules, clean);
     drop(arena);
     set_entry(head, entry);
@@ -213,6 +216,7 @@ fn take_roomy(arena: &mut Arena, node: usize, granules: u32) -> Option<u32> {
             clean_run(arena, node, granules, room)
         })?;
     arena.free.take_front(head, granules);
+    pageblocks::prefer(head, granules);
     Some(head)
 }
 

@@ -12,7 +12,8 @@
 //!
 //! Among the runs of one state, the arena takes a short one that fits. Among runs of that length,
 //! it takes the run at the lowest address ([`bins`](super::bins)). So high addresses become free.
-//! `FreeRuns::take` decides where in the free run the new run begins.
+//! `FreeRuns::take` decides where in the free run the new run begins. `pageblocks` decides whether
+//! the fresh memory of a long block gets huge pages.
 //!
 //! The lock of the node's arena protects its free runs and their frames. The arena maps and unmaps
 //! under the lock. It purges a run without the lock, because a purge takes long. During the purge,
@@ -25,8 +26,9 @@ use super::parked::{self, Parked};
 use super::purge::{PIECE, gives_back_at_once, purge_aged, purge_all, relieve};
 use super::window;
 use super::{
-    COLOURED, GRANULE, LARGE, MAX_NODES, MAX_RUN, REGION_FIRST, REGION_GRANULES, State, address_of,
-    budget, frame, held, huge_pages, index_of, index_of_run, init, kept, set_entry, took,
+    COLOURED, GRANULE, LARGE, MAX_NODES, MAX_RUN, Purpose, REGION_FIRST, REGION_GRANULES, State,
+    address_of, budget, frame, held, huge_pages, index_of, index_of_run, init, kept, pageblocks,
+    set_entry, took,
 };
 use crate::lock::{Llist, Lock, Rank, Word, chain};
 use crate::sys::{self, Mapped};
@@ -91,7 +93,7 @@ pub struct Run {
 /// if the system has no memory or a limit is near, in a signal handler that may not wait for the
 /// lock, and while another thread forks.
 pub fn alloc_run(granules: usize, node: usize, entry: u16, whole: bool) -> Option<Run> {
-    alloc_at_multiple(granules, 1, node, entry, whole)
+    alloc_at_multiple(granules, 1, node, (entry, whole), Purpose::Other)
 }
 
 /// Allocates a run as [`alloc_run`] does, at a multiple of `align` granules, a power of two.
@@ -99,8 +101,8 @@ pub(super) fn alloc_at_multiple(
     granules: usize,
     align: u32,
     node: usize,
-    entry: u16,
-    whole: bool,
+    (entry, whole): (u16, bool),
+    purpose: Purpose,
 ) -> Option<Run> {
     init();
     let request = NodeRequest::only(node.min(crate::nodes::count() - 1));
@@ -110,7 +112,7 @@ pub(super) fn alloc_at_multiple(
             align,
             request.instead(node),
             (entry, whole),
-            false,
+            purpose,
         )
     };
     if crate::nodes::count() == 1 {
@@ -119,17 +121,16 @@ pub(super) fn alloc_at_multiple(
     crate::nodes::fallback(request.node).find_map(run)
 }
 
-/// Allocates a run as [`alloc_run`] does, but on the node of `request` only. `small` says that the
-/// run is a slab of small objects, which may have huge pages (`huge_pages`). The caller has called
+/// Allocates a run as [`alloc_run`] does, but on the node of `request` only. The caller has called
 /// [`init`].
 pub(crate) fn alloc_run_on(
     granules: usize,
     request: NodeRequest,
     entry: u16,
     whole: bool,
-    small: bool,
+    purpose: Purpose,
 ) -> Option<Run> {
-    alloc_marked(granules, 1, request, (entry, whole), small)
+    alloc_marked(granules, 1, request, (entry, whole), purpose)
 }
 
 /// Allocates a run as [`alloc_run_on`] does, at a multiple of `align` granules.
@@ -138,7 +139,7 @@ fn alloc_marked(
     align: u32,
     request: NodeRequest,
     (entry, whole): (u16, bool),
-    small: bool,
+    purpose: Purpose,
 ) -> Option<Run> {
     let granules = u32::try_from(granules)
         .ok()
@@ -146,16 +147,19 @@ fn alloc_marked(
     if !super::is_open() {
         super::register_fork();
     }
-    let dense = small && huge_pages::are_wanted_for_slabs();
-    let run = alloc_at(request.node, granules, align, dense)?;
+    let run = alloc_at(request.node, granules, align, purpose)?;
     if run.zeroed && kept::excess() > 0 {
         // Fresh memory serves what dirty memory could not.
         relieve(granules);
     }
     let head = index_of_run(run.start);
+    let purpose = match purpose {
+        Purpose::LongBlock if !run.zeroed => Purpose::Other,
+        _ => purpose,
+    };
     // SAFETY: `alloc_at` gave the run to this thread alone.
-    unsafe { (*frame(head)).small = small };
-    if small {
+    unsafe { (*frame(head)).purpose = purpose };
+    if purpose == Purpose::SmallObjects {
         kept::small_more(granules as usize);
     }
     let marked = if whole { granules } else { 1 };
@@ -173,9 +177,10 @@ fn alloc_marked(
 }
 
 /// Allocates a run on `node`, at a multiple of `align` granules. Takes fresh memory from a dense
-/// region if `dense` is true, or else from a plain one. If the system has no more memory, takes
-/// what is left of either kind.
-fn alloc_at(node: usize, granules: u32, align: u32, dense: bool) -> Option<Run> {
+/// region if the purpose is small objects that should have huge pages, or else from a plain one. If
+/// the system has no more memory, takes what is left of either kind.
+fn alloc_at(node: usize, granules: u32, align: u32, purpose: Purpose) -> Option<Run> {
+    let dense = purpose == Purpose::SmallObjects && huge_pages::are_wanted_for_slabs();
     let room = numa::has_room(node, granules as usize);
     let mut arena = arena_of(node).lock_or_divert()?;
     arena.take_back(node);
@@ -208,6 +213,9 @@ fn alloc_at(node: usize, granules: u32, align: u32, dense: bool) -> Option<Run> 
         budget::refused();
         return None;
     };
+    if clean == granules && purpose == Purpose::LongBlock {
+        pageblocks::prefer(head, granules);
+    }
     // SAFETY: the run was taken out of the free runs, so only this thread uses its frame.
     let run = unsafe { &mut *frame(head) };
     (run.head, run.granules) = (head, granules as u16);
@@ -236,7 +244,7 @@ pub unsafe fn free_run(start: NonNull<u8>) {
         1
     } else {
         // SAFETY: the caller promises that `start` begins a run, which no other thread uses.
-        if unsafe { (*frame(head)).small } {
+        if unsafe { (*frame(head)).purpose } == Purpose::SmallObjects {
             kept::small_less(granules as usize);
         }
         granules
@@ -429,6 +437,7 @@ impl Arena {
             let part = length.min(index + granules - next);
             self.free.take_front(next, part);
             if state == State::Clean {
+                pageblocks::prefer(next, part);
                 clean += part;
             }
             next += part;

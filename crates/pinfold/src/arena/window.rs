@@ -32,7 +32,7 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU8, AtomicUsize};
 
 /// The largest size of the window, in bytes. With addresses of 39 bits the window is smaller.
-const MAX_WINDOW: usize = 4 << 40;
+pub(super) const MAX_WINDOW: usize = 4 << 40;
 /// Bytes of page map that are mapped at a time: the entries of 32 regions.
 const MAP_STEP: usize = 64 << 10;
 /// The number of regions whose addresses the page map takes.

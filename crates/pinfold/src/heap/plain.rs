@@ -112,7 +112,7 @@ fn alloc_any(ask: Ask) -> *mut u8 {
     // Also reached for small sizes in a signal handler that interrupted the allocator: a mapping of
     // its own needs no lock. It is as large as the block that it stands for, because programs ask
     // for that size before they allocate (`good_size`).
-    alloc_huge(ask.room().unwrap_or(size), align.max(ALIGN))
+    alloc_huge(ask.room().unwrap_or(size), align.max(ALIGN), ask.zeroed)
 }
 
 /// Allocates a block that is a run. Returns `None` if it has [`HUGE`] bytes or more, or if there is
@@ -127,7 +127,7 @@ fn alloc_run(ask: Ask) -> Option<*mut u8> {
     };
     let granules = arena::granules_for(ask.size, entry);
     let node = arena::node_here();
-    let run = slab::or_reclaim(|| arena::alloc_block_run(granules, node, entry))?;
+    let run = slab::or_reclaim(|| arena::alloc_block_run(granules, node, entry, ask.zeroed))?;
     Some(run_of(run, ask.size, ask.zeroed))
 }
 
@@ -145,9 +145,9 @@ fn run_of(run: arena::Run, size: usize, zeroed: bool) -> *mut u8 {
 }
 
 /// Allocates a block as a mapping of its own, or as a run of the arena if the system refuses the
-/// mapping.
-fn alloc_huge(size: usize, align: usize) -> *mut u8 {
-    if let Some(block) = map_huge(size, align).or_else(|| alloc_run_for_huge(size, align)) {
+/// mapping. A program that wants the block `zeroed` may leave most of it so.
+fn alloc_huge(size: usize, align: usize, zeroed: bool) -> *mut u8 {
+    if let Some(block) = map_huge(size, align, zeroed).or_else(|| alloc_run_for_huge(size, align)) {
         return block;
     }
     set_errno(libc::ENOMEM);
@@ -158,9 +158,13 @@ fn alloc_huge(size: usize, align: usize) -> *mut u8 {
 /// Allocates a block as a mapping of its own.
 // Not inlined, and the function below neither, so that `alloc_huge` takes little stack.
 #[inline(never)]
-fn map_huge(size: usize, align: usize) -> Option<*mut u8> {
+fn map_huge(size: usize, align: usize, zeroed: bool) -> Option<*mut u8> {
     slab::make_room(size);
-    let block = slab::or_reclaim_for(size, || arena::alloc_huge(size, align))?.as_ptr();
+    let mapping = slab::or_reclaim_for(size, || arena::alloc_huge(size, align))?;
+    if size >= HUGE {
+        arena::prefer_huge_pages(mapping, size, zeroed);
+    }
+    let block = mapping.as_ptr();
     counted::allocated_large(arena::huge_size(block).unwrap_or(size));
     Some(block)
 }

@@ -80,13 +80,14 @@ unsafe fn clear_from(block: NonNull<[u8]>, start: usize) {
 pub struct Kmalloc;
 
 /// Allocates a block for a layout without a class: a run or a mapping. Also returns whether the
-/// block reads as zeroes.
+/// block reads as zeroes. `zeroed` says that the caller wants zeroes, and has to write them if the
+/// block does not.
 #[cold]
-fn alloc_large(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
+fn alloc_large(layout: Layout, zeroed: bool) -> Option<(NonNull<[u8]>, bool)> {
     // A program that asks only for such layouts reaches no other path that ticks.
     tick();
     let small = layout.size() < HUGE;
-    let run = || alloc_run(layout);
+    let run = || alloc_run(layout, zeroed);
     let first = if small { run() } else { None };
     first
         .or_else(|| {
@@ -98,13 +99,13 @@ fn alloc_large(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
         .or_else(|| if small { None } else { run() })
 }
 
-fn alloc_run(layout: Layout) -> Option<(NonNull<[u8]>, bool)> {
+fn alloc_run(layout: Layout, zeroed: bool) -> Option<(NonNull<[u8]>, bool)> {
     if layout.align() > GRANULE {
         return None;
     }
     let granules = layout.size().div_ceil(GRANULE);
     let node = nodes::current();
-    let run = or_reclaim(|| arena::alloc_block_run(granules, node, LARGE))?;
+    let run = or_reclaim(|| arena::alloc_block_run(granules, node, LARGE, zeroed))?;
     Some((sized(run.start, granules * GRANULE), run.zeroed))
 }
 
@@ -233,7 +234,7 @@ unsafe impl Allocator for Kmalloc {
             return Ok(nowhere(layout));
         }
         let Some(class) = class_of_layout(layout) else {
-            return alloc_large(layout)
+            return alloc_large(layout, false)
                 .map(|(block, _)| block)
                 .ok_or(AllocError);
         };
@@ -246,7 +247,7 @@ unsafe impl Allocator for Kmalloc {
         let (block, zeroed) = if layout.size() == 0 || class_of_layout(layout).is_some() {
             (self.allocate(layout)?, false)
         } else {
-            alloc_large(layout).ok_or(AllocError)?
+            alloc_large(layout, true).ok_or(AllocError)?
         };
         if !zeroed {
             // SAFETY: the block was just allocated to this thread.

@@ -6,7 +6,7 @@ use super::registry;
 pub(crate) use super::registry::{birth_of, pin_by_entry};
 use super::tune::{MAX_CAPACITY, MIN_CAPACITY};
 use crate::account::Account;
-use crate::arena::{self, Run};
+use crate::arena::{self, Purpose, Run};
 use crate::cache_units::CacheId;
 use crate::fork as process;
 pub(crate) use crate::slab::cpu::place::Place;
@@ -75,7 +75,8 @@ impl Descriptor {
     /// cache's memory should be.
     pub(crate) fn alloc_run(&self, granules: usize) -> Option<Run> {
         let request = self.request();
-        let alloc = |request| arena::alloc_run_on(granules, request, self.id.entry(), true, false);
+        let alloc =
+            |request| arena::alloc_run_on(granules, request, self.id.entry(), true, Purpose::Other);
         let mut run = alloc(request);
         if run.is_none() {
             self.others(request, |other| {

@@ -54,7 +54,7 @@
 use super::geometry::MAX_OBJECTS;
 use super::objects::Objects;
 use super::slab_bits::Wrong;
-use crate::arena::{self, GRANULE, NodeRequest};
+use crate::arena::{self, GRANULE, NodeRequest, Purpose};
 use crate::segment::{NodeEvents, SlabEvent};
 use core::cell::Cell;
 use core::ptr::NonNull;
@@ -456,8 +456,11 @@ impl Slabs {
         // Takes a run of this node only. A slab must be in the lists of the node whose memory it
         // is, because frees give an object to the node of its memory.
         let (granules, entry) = (cache.geometry.granules, cache.id.entry());
-        let run = cache
-            .charged(|| arena::alloc_run_on(granules, request, entry, true, cache.is_small()))?;
+        let purpose = match cache.is_small() {
+            true => Purpose::SmallObjects,
+            false => Purpose::Other,
+        };
+        let run = cache.charged(|| arena::alloc_run_on(granules, request, entry, true, purpose))?;
         let index = arena::index_of_run(run.start);
         let objects = cache.geometry.per_slab;
         let start = run.start.as_ptr();
