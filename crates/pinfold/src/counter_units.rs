@@ -555,9 +555,10 @@ mod tests {
             }
             faults() - before
         };
-        // Without an isolated CPU, each page is a fault.
+        // Without an isolated CPU, each page is a fault. Other blocks may share the first page.
         let lazy = alloc(SIZE).unwrap();
-        assert!(facts::any_quiet() || write(lazy) >= (SIZE / sys::page_size()) as i64);
+        let pages = (SIZE / sys::page_size()) as i64;
+        assert!(facts::any_quiet() || write(lazy) >= pages - 1);
         // No CPU has this number.
         let place = crate::spared::claim(9999, 9999).unwrap();
         let resident = alloc(SIZE).unwrap();
