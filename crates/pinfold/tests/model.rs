@@ -18,7 +18,7 @@
 //!
 //! | step | mirrors | fingerprint |
 //! |---|---|---|
-//! | `Lock::enter` | `pinfold/src/lock/mod.rs` `Lock::take` | `5c86ce1190f1ec26` |
+//! | `Lock::enter` | `pinfold/src/lock/mod.rs` `Lock::take` | `53b0a6a9d3864408` |
 //! | `futex_wait` | `pinfold/src/lock/mod.rs` `futex_wait` | `0185930c3e2c5886` |
 //! | `futex_wake` | `pinfold/src/lock/mod.rs` `futex_wake` | `f6bfe28b3e28f79b` |
 //! | `Lock::fork` | `pinfold/src/fork.rs` `prepare` | `70f3a5c6bed257db` |
@@ -33,14 +33,14 @@
 //! | `Cpu::install` | `pinfold/src/slab/` `Descriptor::install` | `f47fd15e8c584add` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::alloc_slow` | `0cfcea45f04d49df` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::free_slow` | `79a2b3c6d596c709` |
-//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `d225ad20e20b7f00` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `c04001f6b40f9195` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `658aa9e0eb887315` |
 //! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Descriptor::exchange_for_empty` |
 //! `ba32e57c8200db66` |
 //! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Node::flush_oldest` | `f88f586a12cfb762` |
 //! | `Parts::hand_over` | `pinfold/src/slab/` `Descriptor::hand_over` | `22111b4621a2a6e4` |
 //! | `Parts::take_in` | `pinfold/src/slab/` `Node::take_in` | `5db22a551ccb78d7` |
-//! | `Parts::empty` | `pinfold/src/slab/` `Node::empty` | `9068b11c29b57e46` |
+//! | `Parts::empty` | `pinfold/src/slab/` `Node::empty` | `ce5f18289156b98a` |
 //! | `Parts::twice` | `pinfold/src/slab/` `Descriptor::twice_if_split` | `a0ee86ce6122225b` |
 //! | `Part::give` | `pinfold/src/slab/` `Slabs::give` | `4a64254eb7099605` |
 #![cfg(loom)]
@@ -219,8 +219,9 @@ impl Lock {
             true => Patience::UntilFork,
             false => Patience::Endless,
         };
-        let taken =
-            self.word.try_lock(me).is_ok() || self.word.spin(me) || self.word.wait(me, patience);
+        let taken = self.word.try_lock(me).is_ok()
+            || self.word.spin(me)
+            || self.word.wait(me, patience, || true);
         if taken {
             // SAFETY: this thread holds the lock, which loom checks.
             self.data.with_mut(|data| unsafe { *data += 1 });

@@ -9,15 +9,16 @@
 //! * **Two signal handlers wait for each other.** Handler A interrupted a holder of L1 and waits
 //!   for L2, handler B the reverse. So each lock knows its [`Rank`], its place in the lock order.
 //!   `lock` also refuses a thread that would have to wait while it holds a lock of the same rank
-//!   or of a rank below. Only a thread that is about to sleep reads the other locks' words for
-//!   this test.
+//!   or of a rank below. The test reads the words of all these locks, which are on many cache lines
+//!   that other CPUs write. So only a thread makes it that has waited for the same holder for some
+//!   milliseconds.
 //! * **A thread waits for a forking thread that waits for it.** [`Lock::lock_or_divert`] also
 //!   refuses a thread that would have to wait for the forking thread. [`word`] has the protocol.
 //!
 //! # Why no thread waits without end
 //!
-//! A thread that sleeps until a lock is free holds only locks of ranks above that lock's, because
-//! `lock` refuses it otherwise. If the lock's holder sleeps too, the same is true of the holder, so
+//! A thread that sleeps until a lock is free, for more than some milliseconds, holds only locks of
+//! ranks above that lock's, because `lock` refuses it otherwise. If the lock's holder sleeps too, the same is true of the holder, so
 //! it sleeps for a lock of a rank further below. The ranks end, so the last thread of such a chain
 //! runs and gives its lock back.
 //!
@@ -67,7 +68,8 @@ impl<T> Lock<T> {
     }
 
     /// Takes the lock. Returns `None` if the calling thread holds it already. Also returns `None`
-    /// if the thread would have to wait while it holds a lock of the same rank or of a rank below.
+    /// if the thread would have to wait long while it holds a lock of the same rank or of a rank
+    /// below.
     /// Both happen only in a signal handler that interrupted a holder: the handler *may not wait*.
     #[inline]
     pub(crate) fn lock(&self) -> Option<Guard<'_, T>> {
@@ -98,7 +100,8 @@ impl<T> Lock<T> {
             Ok(()) => true,
             Err(holder) if holder == me => false,
             Err(_) => {
-                self.word.spin(me) || (!is_any_held(self.rank) && self.word.wait(me, patience))
+                let may_wait = || !is_any_held(self.rank);
+                self.word.spin(me) || self.word.wait(me, patience, may_wait)
             }
         };
         taken.then(|| Guard { lock: self })

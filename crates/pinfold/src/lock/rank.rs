@@ -168,8 +168,8 @@ pub(crate) fn modules() -> impl DoubleEndedIterator<Item = &'static Hooks> {
 /// frames that a signal interrupted. Anything else that [`Hooks`] take counts as one lock while the
 /// thread holds it.
 ///
-/// Reads the word of each such lock. So only a thread that is about to sleep, fork or end the
-/// process calls this function.
+/// Reads the word of each such lock. So only a thread calls this function that has waited for a
+/// lock for long, or is about to fork or to end the process.
 #[cold]
 pub(crate) fn count_held(first: Rank) -> usize {
     let me = me();

@@ -51,6 +51,8 @@ const SPINS: u32 = if cfg!(loom) { 1 } else { 100 };
 
 /// The longest sleep between two looks at the word.
 const SLEEP: Duration = Duration::from_millis(10);
+/// After so many milliseconds with the same holder, a waiter makes sure that it may wait.
+const LONG: u64 = 10;
 /// How many milliseconds a thread with [`Patience::Short`] waits for the same holder.
 const SHORT: u64 = 100;
 
@@ -100,9 +102,17 @@ impl Word {
         })
     }
 
-    /// Sleeps until the lock is free, and takes it. Returns false if `patience` ends first.
+    /// Sleeps until the lock is free, and takes it. Returns false if `patience` ends first. Also
+    /// returns false if `may_wait` does. This function calls `may_wait` once, after the same thread
+    /// was the holder for [`LONG`].
     #[cold]
-    pub(crate) fn wait(&self, me: u64, patience: Patience) -> bool {
+    pub(crate) fn wait(
+        &self,
+        me: u64,
+        patience: Patience,
+        may_wait: impl FnOnce() -> bool,
+    ) -> bool {
+        let mut may_wait = Some(may_wait);
         let (mut holder, mut since) = (0, 0);
         loop {
             // Acquire pairs with the releases of the forks' bits.
@@ -122,19 +132,18 @@ impl Word {
             if word != marked && mark().is_err() {
                 continue;
             }
+            let now = milliseconds();
+            if holder != word & !FLAGS {
+                (holder, since) = (word & !FLAGS, now);
+            }
+            let waited = now - since;
             let is_over = match patience {
                 Patience::Endless => false,
                 Patience::UntilFork => word & (FOR_FORK | BELOW_FORK) != 0,
                 Patience::UntilForkAbove => word & BELOW_FORK != 0,
-                Patience::Short => {
-                    let now = milliseconds();
-                    if holder != word & !FLAGS {
-                        (holder, since) = (word & !FLAGS, now);
-                    }
-                    now - since >= SHORT
-                }
+                Patience::Short => waited >= SHORT,
             };
-            if is_over {
+            if is_over || waited >= LONG && may_wait.take().is_some_and(|may_wait| !may_wait()) {
                 return false;
             }
             futex_wait(&self.0, marked, SLEEP);
@@ -179,7 +188,7 @@ impl Word {
         match self.try_lock(mine) {
             Ok(()) => true,
             Err(holder) if holder == me => true,
-            Err(_) => self.spin(mine) || self.wait(mine, patience),
+            Err(_) => self.spin(mine) || self.wait(mine, patience, || true),
         }
     }
 
