@@ -27,6 +27,7 @@
 //! 3. The words at [`COUNTDOWN`] have rules of their own (`profile/countdown.rs`).
 
 use crate::lock::{Lock, Rank};
+use crate::topology::facts;
 use core::sync::atomic::AtomicU64;
 use pinfold_rseq::{Units, near};
 
@@ -57,6 +58,17 @@ const FIRST: usize = COUNTDOWN / 8 + 2;
 
 // Texts of errors and the documents name this number of caches that a program may have.
 const _: () = assert!(MAX_CACHES - FIRST - ALL_CLASSES == 3_674);
+
+/// The largest number of parts of a cache on a node (`slab/node/parts.rs`). With more CPUs, several
+/// CPUs share a part.
+pub(crate) const MAX_PARTS: usize = 256;
+
+/// Returns how many parts a split cache has on each node: as many as CPUs were online at the start,
+/// and at least 2 if more CPUs are possible. Costs two loads.
+pub(crate) fn most_parts() -> usize {
+    let possible = pinfold_rseq::possible().clamp(1, MAX_PARTS);
+    facts::cpus_at_start().clamp(possible.min(2), possible)
+}
 
 /// The distance of the main sheaf's word from itself, for callers that pass one of these distances.
 pub(crate) const MAIN: usize = 0;

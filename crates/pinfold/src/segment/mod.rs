@@ -14,7 +14,7 @@
 //!    row by row.
 //! 5. From [`Segment::counters_at`] on, [`COUNTERS`] times a [`CounterRow`]: the counters that the
 //!    program shows by name ([`show`]).
-//! 6. From [`Segment::splits_at`] on, [`SPLITS`] times a [`SplitRow`]: the events of caches that
+//! 6. From [`Segment::splits_at`] on, [`Segment::splits`] times a [`SplitRow`]: the events of caches that
 //!    have a part for each CPU.
 //! 7. In a process that counts every call, from [`Segment::units_at`] on: the beginnings of the
 //!    process's per-CPU units, one for each CPU (or concurrency id), and the one that all CPUs
@@ -68,6 +68,7 @@ mod primitive {
     pub const SLOTS: usize = 120;
 }
 
+use crate::cache_units::most_parts;
 use crate::shepherd::{self, Reach};
 use crate::{nodes, spared, sys};
 use core::ptr::{NonNull, null_mut};
@@ -79,7 +80,7 @@ use pinfold_rseq::{Backend, Index, backend};
 pub const MAGIC: u64 = u64::from_le_bytes(*b"PINFOLD\x01");
 
 /// The version of the layout. A reader refuses other versions.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// The number of settings that the segment has room for.
 pub const SETTINGS: usize = 8;
@@ -93,9 +94,11 @@ pub const CACHES: usize = 768;
 /// The number of counters that the segment has room for.
 pub const COUNTERS: usize = 128;
 
-/// The number of parts of split caches that the segment has room for. The events of any others are
-/// not shown.
-pub const SPLITS: usize = 1024;
+/// The most parts of split caches that a segment has room for. The events of any others are not
+/// shown.
+pub const SPLITS: usize = 1 << 14;
+/// A segment has room for the parts of this many split caches, but for at most [`SPLITS`] parts.
+const SPLIT_CACHES: usize = 32;
 
 /// The number of isolated CPUs that the segment has room for.
 pub const ISOLATED: usize = 64;
@@ -292,6 +295,8 @@ pub struct Parts {
     pub counters: usize,
     /// See [`Segment::splits_at`].
     pub splits: usize,
+    /// See [`Segment::splits`].
+    pub split_rows: usize,
     /// Where the last part ends.
     pub end: usize,
     /// How many nodes there are.
@@ -309,13 +314,16 @@ impl Parts {
         let counters = events + CACHES * nodes * size_of::<NodeEvents>();
         let splits = (counters + COUNTERS * size_of::<CounterRow>())
             .next_multiple_of(align_of::<SplitRow>());
+        // The first part of a cache on each node counts in the cache's own row.
+        let split_rows = (SPLIT_CACHES * nodes * (most_parts() - 1)).min(SPLITS);
         Parts {
             memory,
             caches,
             events,
             counters,
             splits,
-            end: splits + SPLITS * size_of::<SplitRow>(),
+            split_rows,
+            end: splits + split_rows * size_of::<SplitRow>(),
             nodes,
         }
     }
@@ -333,7 +341,7 @@ impl Segment {
         self.counters_at.store(parts.counters as u32, Relaxed);
         self.counters.store(COUNTERS as u32, Relaxed);
         self.splits_at.store(parts.splits as u32, Relaxed);
-        self.splits.store(SPLITS as u32, Relaxed);
+        self.splits.store(parts.split_rows as u32, Relaxed);
         self.nodes.store(parts.nodes as u32, Relaxed);
         self.page_size.store(sys::page_size() as u32, Relaxed);
         let code = match backend() {
@@ -436,9 +444,10 @@ pub(crate) fn row(nth: usize) -> Option<(&'static CacheRow, &'static [NodeEvents
 
 /// Returns the rows of split caches' parts, or none if there is no segment.
 pub(crate) fn split_rows() -> &'static [SplitRow] {
-    match part(Parts::here().splits) {
-        // SAFETY: the segment has `SPLITS` rows here, and stays mapped. All words are atomics.
-        Some(rows) => unsafe { core::slice::from_raw_parts(rows.cast(), SPLITS) },
+    let parts = Parts::here();
+    match part(parts.splits) {
+        // SAFETY: the segment has this many rows here, and stays mapped. All words are atomics.
+        Some(rows) => unsafe { core::slice::from_raw_parts(rows.cast(), parts.split_rows) },
         None => &[],
     }
 }

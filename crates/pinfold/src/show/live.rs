@@ -177,7 +177,7 @@ fn copy(from: *const u8, to: *mut u8, parts: Parts) {
     // SAFETY: the mapping begins with a segment's head.
     let head = unsafe { &*from.cast::<Segment>() };
     let used = (head.caches_used.load(Relaxed) as usize).min(segment::CACHES);
-    let splits = (head.splits_used.load(Relaxed) as usize).min(segment::SPLITS);
+    let splits = (head.splits_used.load(Relaxed) as usize).min(parts.split_rows);
     let ranges = [
         (8, parts.caches + used * size_of::<CacheRow>() - 8),
         (parts.events, used * parts.nodes * size_of::<NodeEvents>()),

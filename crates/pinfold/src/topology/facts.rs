@@ -37,6 +37,8 @@ struct Quiet {
 static QUIET: Quiet = Quiet::new();
 /// The number of CPUs that are online, or 0 until it is known.
 static CPUS: AtomicUsize = AtomicUsize::new(0);
+/// How many CPUs were online when the facts were read, or 0 until then.
+static CPUS_AT_START: AtomicUsize = AtomicUsize::new(0);
 /// The number of nodes with memory that this process may use, at least 1. It is 0 until the facts
 /// are known.
 static NODES: AtomicUsize = AtomicUsize::new(0);
@@ -109,6 +111,8 @@ fn read() {
     sys::address_space_left();
     sys::physical_memory();
     pinfold_rseq::possible();
+    // Two threads that start at once agree.
+    let _ = CPUS_AT_START.compare_exchange(0, look_at_cpus(), Relaxed, Relaxed);
     let fake = env::parsed(FAKE_NODES_VARIABLE, parse_fake_nodes);
     FAKE_NODES.store(fake.unwrap_or(0), Relaxed);
     // A process on a machine with one node makes no system call for policies, because some
@@ -134,6 +138,15 @@ pub(crate) fn follow(machine: &Topology) {
 pub(crate) fn cpus_online() -> usize {
     match CPUS.load(Relaxed) {
         0 => look_at_cpus(),
+        cpus => cpus,
+    }
+}
+
+/// Returns how many CPUs were online at the start, or how many are possible if the facts are not
+/// read yet. Always the same once they are. Costs a load.
+pub(crate) fn cpus_at_start() -> usize {
+    match CPUS_AT_START.load(Relaxed) {
+        0 => pinfold_rseq::possible(),
         cpus => cpus,
     }
 }

@@ -14,6 +14,7 @@ use crate::slab::cpu::place::{self, Place};
 use crate::slab::cpu::sheaf::SheafList;
 use crate::slab::node::objects::{Objects, Treatment};
 use crate::slab::node::part::Node;
+use crate::slab::node::parts::Rich;
 use crate::sys;
 use crate::topology::facts;
 use core::alloc::Layout;
@@ -38,6 +39,8 @@ pub(crate) struct Descriptor {
     pub(crate) more: AtomicPtr<Node>,
     /// Whether the cache is split.
     pub(crate) split: AtomicBool,
+    /// Which parts of a split cache have many free objects.
+    pub(crate) rich: Rich,
     /// Where the cache's memory should be, if the cache has a policy of its own.
     pub(crate) placement: Option<Placement>,
     /// Bytes in full sheaves that a node's barn holds.
@@ -335,6 +338,7 @@ impl Descriptor {
                 nodes,
                 more: AtomicPtr::new(more),
                 split: AtomicBool::new(false),
+                rich: Rich::none(),
                 placement: options.placement,
                 barn_bytes: options.barn_bytes,
                 turn: AtomicU32::new(0),

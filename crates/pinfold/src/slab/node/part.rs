@@ -17,7 +17,7 @@
 //! | [`Stock`]: barn and slabs | the holder of the node's lock |
 //! | `set_aside` | any thread, by one compare-exchange (`handler_frees`) |
 //! | `events` | `count_in`, under the lock |
-//! | `sparse` | the holder of the lock; any thread reads it as a hint |
+//! | `sparse`, `rich` | the holder of the lock; any thread reads them as hints |
 
 use super::purge::PERIODS;
 use super::slabs::Slabs;
@@ -93,6 +93,9 @@ pub(crate) struct Node {
     pub(crate) own_events: &'static NodeEvents,
     /// Whether sparse slabs should drain, as last found under the lock.
     sparse: AtomicBool,
+    /// Whether many objects are free in the slabs of a split cache, as last found under the lock
+    /// (`parts`).
+    rich: AtomicBool,
     /// How often threads have waited for the lock since `waits_began`, in milliseconds, wrapping.
     /// Hints: some waits may be missing.
     waits: AtomicU32,
@@ -121,6 +124,7 @@ impl Node {
             events: AtomicPtr::new(core::ptr::from_ref(events).cast_mut()),
             own_events: events,
             sparse: AtomicBool::new(false),
+            rich: AtomicBool::new(false),
             waits: AtomicU32::new(0),
             waits_began: AtomicU32::new(0),
         }
@@ -130,6 +134,14 @@ impl Node {
     /// hint, read without the lock.
     pub(crate) fn is_sparse(&self) -> bool {
         self.sparse.load(Relaxed)
+    }
+
+    pub(crate) fn is_rich(&self) -> bool {
+        self.rich.load(Relaxed)
+    }
+
+    pub(crate) fn set_rich(&self, is_rich: bool) {
+        self.rich.store(is_rich, Relaxed);
     }
 
     /// Takes the lock. Returns `None` in a signal handler that may not wait for it, and if the
@@ -259,6 +271,7 @@ impl Node {
         };
         let slots = sheaf.slots();
         let taken = stock.slabs.take(cache, request, slots, grows);
+        cache.note_free(self, &stock);
         if taken < slots.len() {
             slots.copy_within(slots.len() - taken.., 0);
         }
@@ -431,6 +444,7 @@ impl Node {
         };
         self.take_back(cache, &mut stock);
         let taken = stock.slabs.take(cache, request, objects, grows);
+        cache.note_free(self, &stock);
         stock.count(SlabEvent::Refilled, taken);
         let length = objects.len();
         objects.copy_within(length - taken.., 0);
@@ -450,6 +464,7 @@ impl Node {
         };
         // SAFETY: the lock is held. The caller promises that it owns the objects.
         let others = unsafe { stock.give(cache, objects) };
+        cache.note_free(self, &stock);
         stock.count(SlabEvent::Flushed, objects.len() - others);
         others
     }
@@ -495,7 +510,9 @@ impl Node {
             sheaf.discard();
         }
         core::iter::from_fn(|| stock.empty.take()).for_each(Sheaf::discard);
-        stock.slabs.shrink(cache)
+        let released = stock.slabs.shrink(cache);
+        cache.note_free(self, &stock);
+        released
     }
 
     /// Gives back what was not needed for [`IDLE_FOR`] milliseconds: objects of full sheaves to
@@ -557,6 +574,7 @@ impl Node {
         let objects = sheaf.objects();
         // SAFETY: the lock is held. The objects in a sheaf are free.
         let others = unsafe { stock.give(cache, objects) };
+        cache.note_free(self, stock);
         let flushed = objects.len() - others;
         stock.count(SlabEvent::Flushed, flushed);
         stock.count(SlabEvent::SheafFlush, flushed);

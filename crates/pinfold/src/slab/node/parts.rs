@@ -23,8 +23,9 @@
 //!    room, or else that part's objects go to their slabs, and so on ([`Descriptor::hand_over`]).
 //!    So objects that one CPU allocates and another one frees go back by sheaves.
 //! 3. A part whose barn and slabs have no free object takes objects of a part that has
-//!    [many](Descriptor::has_many_free) before it makes a slab. So the slabs of all parts together
-//!    have few more free objects than those of one part would have.
+//!    [many](Slabs::has_many_free) before it makes a slab. So the slabs of all parts together have
+//!    few more free objects than those of one part would have. [`Rich`] says which parts have many,
+//!    so that the search reads no cache lines of the others.
 //! 4. A thread that empties a barn, in a tick or because the cache is destroyed, holds the lock of
 //!    the barn's part. It sets the objects of other parts aside there (`handler_frees`), because a
 //!    thread holds the lock of one part at a time.
@@ -32,26 +33,53 @@
 //! Caches of heaps are not split, because the end of a heap abandons one part after the other.
 //! Caches that check are not split either.
 
-use super::part::Node;
+use super::part::{Node, Stock};
 use crate::arena::{self, NodeRequest};
+use crate::cache_units::{MAX_PARTS, most_parts};
 use crate::slab::cache::descriptor::{Descriptor, registry_try_lock};
 use crate::slab::cpu::sheaf::Sheaf;
 use crate::slab::node::slabs::slab_of;
 use crate::sys;
 use core::ptr::NonNull;
+use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-/// The largest number of parts of a cache on a node.
-const MAX_PARTS: usize = 32;
+const WORDS: usize = MAX_PARTS / u64::BITS as usize;
 
-/// A part has many free objects if more than 1/`SHARE_FREE` of its objects are free in slabs, and
-/// more than `MIN_FREE` bytes.
-const SHARE_FREE: usize = 8;
-const MIN_FREE: usize = 256 << 10;
+/// Which CPUs' parts have [many](Slabs::has_many_free) free objects: a bit for the parts of a CPU
+/// on all nodes. A hint. The holder of a part's lock changes the bit, when the part gets many or
+/// has no longer many. So CPUs that look for such a part find these words in their own cache, as
+/// long as no part changes.
+#[repr(align(64))]
+pub(crate) struct Rich([AtomicU64; WORDS]);
 
-/// Returns how many parts a split cache has on each node.
-fn most_parts() -> usize {
-    pinfold_rseq::possible().clamp(1, MAX_PARTS)
+impl Rich {
+    pub(crate) const fn none() -> Rich {
+        Rich([const { AtomicU64::new(0) }; WORDS])
+    }
+
+    /// Sets or clears the bit of CPU `nth`, if that changes it.
+    fn set(&self, nth: usize, is_rich: bool) {
+        let (word, bit) = (&self.0[nth / 64], 1u64 << (nth % 64));
+        match (word.load(Relaxed) & bit != 0, is_rich) {
+            (false, true) => word.fetch_or(bit, Relaxed),
+            (true, false) => word.fetch_and(!bit, Relaxed),
+            _ => 0,
+        };
+    }
+
+    /// Iterates over the numbers of the CPUs whose bits are set.
+    fn iter(&self) -> impl Iterator<Item = usize> {
+        let words = self.0.iter().enumerate();
+        words.flat_map(|(at, word)| {
+            let mut bits = word.load(Relaxed);
+            core::iter::from_fn(move || {
+                let nth = bits.checked_ilog2()?;
+                bits &= !(1 << nth);
+                Some(64 * at + nth as usize)
+            })
+        })
+    }
 }
 
 impl Descriptor {
@@ -164,9 +192,8 @@ impl Descriptor {
         part: &Node,
         mut empty: Option<Sheaf>,
     ) -> Result<Sheaf, Option<Sheaf>> {
-        let others = self.parts_of(request.node);
-        let others =
-            others.filter(|&other| !core::ptr::eq(other, part) && self.has_many_free(other));
+        let others = self.rich_parts_of(request.node);
+        let others = others.filter(|&other| !core::ptr::eq(other, part));
         for part in core::iter::once(part).chain(others) {
             match part.exchange_for_full(self, request, empty, false) {
                 Err(other) => empty = other,
@@ -198,7 +225,7 @@ impl Descriptor {
             return here.take_objects(self, request, objects, true);
         }
         let others = || self.parts_of(request.node).map(|part| (part, false));
-        let rich = others().filter(|&(part, _)| self.has_many_free(part));
+        let rich = self.rich_parts_of(request.node).map(|part| (part, false));
         let steps = core::iter::once((here, false)).chain(rich);
         let steps = steps.chain([(here, true)]).chain(others());
         let mut got = 0;
@@ -211,13 +238,24 @@ impl Descriptor {
         got
     }
 
-    /// Returns whether many objects are free in the slabs of a part. Takes no lock, so the answer
-    /// is approximate while other threads use the part.
-    fn has_many_free(&self, part: &Node) -> bool {
-        let (slabs, in_use) = part.count_and_in_use_now();
-        let all = slabs * self.geometry.per_slab;
-        let free = all.saturating_sub(in_use);
-        free > all / SHARE_FREE && free * self.geometry.size > MIN_FREE
+    /// Iterates over the parts on node `node` that may have many free objects.
+    fn rich_parts_of(&self, node: usize) -> impl Iterator<Item = &Node> {
+        let nodes = self.nodes().len();
+        let rich = self.rich.iter();
+        rich.filter_map(move |nth| self.part(nth * nodes + node))
+    }
+
+    /// Notes whether a part has many free objects. The caller holds the part's lock, and has moved
+    /// objects to or from its slabs.
+    pub(crate) fn note_free(&self, part: &Node, stock: &Stock) {
+        if !self.is_split() {
+            return;
+        }
+        let is_rich = stock.slabs.has_many_free(self, part.is_rich());
+        part.set_rich(is_rich);
+        let (nth, nodes) = (part.number() / self.nodes().len(), self.nodes().len());
+        let of_cpu = (nth * nodes..(nth + 1) * nodes).filter_map(|number| self.part(number));
+        self.rich.set(nth, is_rich || { of_cpu }.any(Node::is_rich));
     }
 
     /// Gives a cache whose CPUs wait for each other a part for each CPU. Does nothing if there is
@@ -348,6 +386,19 @@ mod tests {
     use std::thread::sleep;
     use std::time::Instant;
     use std::vec::Vec;
+
+    #[test]
+    fn the_parts_with_many_free_objects_are_listed() {
+        let rich = Rich::none();
+        let set = [0, 1, 63, 64, 130, MAX_PARTS - 1];
+        set.into_iter().for_each(|nth| rich.set(nth, true));
+        rich.set(64, true);
+        let mut listed: Vec<_> = rich.iter().collect();
+        listed.sort_unstable();
+        assert_eq!(listed, set);
+        set.into_iter().for_each(|nth| rich.set(nth, false));
+        assert_eq!(rich.iter().count(), 0);
+    }
 
     /// Takes `count` objects from the slabs of one part.
     fn take(cache: &KmemCache, part: &Node, count: usize) -> Vec<*mut u8> {

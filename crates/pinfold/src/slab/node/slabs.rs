@@ -89,6 +89,10 @@ const SHARE_SPARSE: usize = 4;
 /// Slabs are sparse only if more than this many bytes in non-empty slabs are free.
 const MIN_SPARSE: usize = 256 << 10;
 
+/// See [`Slabs::has_many_free`].
+const SHARE_FREE: usize = 8;
+const MANY_FREE: usize = 256 << 10;
+
 /// A value of `Slab::touched` that is not a period: the slab's free pages went to the system, and
 /// no object was taken or given since then.
 pub(crate) const PURGED: u32 = u32::MAX;
@@ -320,6 +324,15 @@ impl Slabs {
         let free = self.free - self.empty * cache.geometry.per_slab;
         let all = (self.count - self.empty) * cache.geometry.per_slab;
         free > all / SHARE_SPARSE && free * cache.geometry.size > MIN_SPARSE
+    }
+
+    /// Returns whether many objects are free: more than an eighth, and more than [`MANY_FREE`]
+    /// bytes. If they `were` many before, half of that is enough, so that the answer seldom
+    /// changes.
+    pub(crate) fn has_many_free(&self, cache: &Objects, were: bool) -> bool {
+        let free = self.free << u32::from(were);
+        let all = self.count * cache.geometry.per_slab;
+        free > all / SHARE_FREE && free * cache.geometry.size > MANY_FREE
     }
 
     /// Returns the first slab of the fullest list: a partial slab, or else an empty one.
