@@ -385,10 +385,10 @@ fn huge_pages(root: &Path) -> Check {
         .to_owned();
     let follows = match chosen.as_str() {
         "always" => format!(
-            "small objects beyond their first 32 MiB, and blocks from 62 MiB on, come in pages of 2 MiB ({THP} changes the first)"
+            "small objects beyond their first 32 MiB, blocks from 4 MiB on that the program fills, and blocks from 62 MiB on come in pages of 2 MiB ({THP} changes all but the last)"
         ),
         "madvise" => format!(
-            "small objects beyond their first 32 MiB come in pages of 2 MiB ({THP} changes this)"
+            "small objects beyond their first 32 MiB, and blocks from 4 MiB on that the program fills, come in pages of 2 MiB ({THP} changes this)"
         ),
         _ => "all memory comes in ordinary pages".into(),
     };

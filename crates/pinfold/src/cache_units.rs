@@ -59,12 +59,11 @@ const FIRST: usize = COUNTDOWN / 8 + 2;
 // Texts of errors and the documents name this number of caches that a program may have.
 const _: () = assert!(MAX_CACHES - FIRST - ALL_CLASSES == 3_674);
 
-/// The largest number of parts of a cache on a node (`slab/node/parts.rs`). With more CPUs, several
-/// CPUs share a part.
+/// The largest number of parts of a cache on a node (`slab/node/parts.rs`).
 pub(crate) const MAX_PARTS: usize = 256;
 
-/// Returns how many parts a split cache has on each node: as many as CPUs were online at the start,
-/// and at least 2 if more CPUs are possible. Costs two loads.
+/// Returns how many parts a split cache has on each node: one for each CPU up to the last one that
+/// was online at the start, and at least 2 if more CPUs are possible. Costs two loads.
 pub(crate) fn most_parts() -> usize {
     let possible = pinfold_rseq::possible().clamp(1, MAX_PARTS);
     facts::cpus_at_start().clamp(possible.min(2), possible)

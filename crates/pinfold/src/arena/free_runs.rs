@@ -292,8 +292,8 @@ impl FreeRuns {
         long.or_else(|| self.oldest(None))
     }
 
-    /// Takes about `granules` off the end of a dirty run, or the whole run if it is shorter. If the
-    /// run has whole huge pages, takes only such, so that none is split. Returns the first granule
+    /// Takes about `granules` off the end of a dirty run, or the whole run if it is shorter. Splits
+    /// no huge page that lies whole in the run. Returns the first granule
     /// and the number of granules.
     pub(super) fn take_end(&mut self, head: u32, granules: u32) -> (u32, u32) {
         let end = self.end_of(head);

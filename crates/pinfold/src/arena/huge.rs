@@ -31,7 +31,7 @@
 
 use super::primitive::PLACES;
 use super::waiting::{Place, Waiting};
-use super::{ARENA_STAT, ArenaItem, budget, gave_back, held, huge_pages, took};
+use super::{ARENA_STAT, ArenaItem, GRANULE, budget, gave_back, held, huge_pages, took};
 use crate::cache_units::MAX_CACHES;
 use crate::{spared, sys};
 use core::ptr::{NonNull, null_mut};
@@ -67,6 +67,9 @@ impl Bucket {
     }
 }
 
+/// Bytes of a huge page.
+const HUGE_PAGE: usize = huge_pages::HUGE_PAGE as usize * GRANULE;
+
 /// Moved pages become a huge block only while there are fewer huge blocks than the mappings that
 /// the kernel allows a process, divided by this number.
 const SHARE_MOVED: usize = 8;
@@ -75,6 +78,11 @@ const SHARE_MOVED: usize = 8;
 static BLOCKS: AtomicUsize = AtomicUsize::new(0);
 /// From this number of blocks on, `adopt` makes no more. 0 until [`read`].
 static MOST: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns how many mappings the kernel allows the process, or 0 until [`read`].
+pub(super) fn mappings_most() -> usize {
+    MOST.load(Relaxed) * SHARE_MOVED
+}
 
 /// Reads how many mappings the kernel allows. Called at the start, because a thread that allocates
 /// opens no files.
@@ -231,22 +239,12 @@ fn mapped(more: usize, less: usize) {
 /// Returns `None` if the system has no memory. Costs up to three system calls. Takes no lock, so
 /// that signal handlers may call it at any point.
 pub fn alloc(size: usize, align: usize) -> Option<NonNull<u8>> {
-    alloc_for(size, align, 0)
+    alloc_for(size, align, 0, true)
 }
 
-/// Asks for huge pages for the block at `block`, which [`alloc`] has returned for `size` bytes, if
-/// it should have them. A program that wants the block `zeroed` may leave most of it so
-/// (`pageblocks`). Costs some loads, and perhaps a system call.
-pub fn prefer_huge_pages(block: NonNull<u8>, size: usize, zeroed: bool) {
-    if huge_pages::are_wanted_for_mapping(zeroed) {
-        let size = size.next_multiple_of(sys::page_size());
-        // SAFETY: `alloc` has mapped the block, which has whole pages.
-        unsafe { sys::prefer_huge(block.as_ptr(), size) };
-    }
-}
-
-/// Allocates a block as [`alloc`] does, for the heap with number `heap`.
-pub fn alloc_for(size: usize, align: usize, heap: u16) -> Option<NonNull<u8>> {
+/// Allocates a block as [`alloc`] does, for the heap with number `heap`, or for none if this is 0.
+/// A program that wants the block `zeroed` may leave most of it so (`pageblocks`).
+pub fn alloc_for(size: usize, align: usize, heap: u16, zeroed: bool) -> Option<NonNull<u8>> {
     let size = size.max(1).checked_next_multiple_of(sys::page_size())?;
     if size > isize::MAX as usize || align > isize::MAX as usize {
         return None;
@@ -256,6 +254,10 @@ pub fn alloc_for(size: usize, align: usize, heap: u16) -> Option<NonNull<u8>> {
         // SAFETY: the block was mapped above, and no other code knows it.
         unsafe { sys::unmap(block.as_ptr(), size) };
         return None;
+    }
+    if size >= HUGE_PAGE && huge_pages::are_wanted_for_mapping(zeroed) {
+        // SAFETY: the block was mapped above, and has whole pages.
+        unsafe { sys::prefer_huge(block.as_ptr(), size) };
     }
     mapped(size, 0);
     Some(block)

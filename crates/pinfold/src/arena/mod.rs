@@ -82,12 +82,11 @@ pub use budget::{
     set_dirty_limit, set_limit, set_memory_limit, tightest_limit,
 };
 pub use huge::{
-    alloc as alloc_huge, count as huge_count, free as free_huge, prefer_huge_pages,
+    alloc as alloc_huge, alloc_for as alloc_huge_for, count as huge_count, free as free_huge,
     resize as resize_huge, size as huge_size, unmap_waiting,
 };
 pub(crate) use huge::{
-    alloc_for as alloc_huge_for, free_all_of as free_huge_of, heap_of as heap_of_huge,
-    holds_table as is_table_of_huge,
+    free_all_of as free_huge_of, heap_of as heap_of_huge, holds_table as is_table_of_huge,
 };
 pub use huge_pages::{HUGE_PAGES_VARIABLE, HugePages, HugePagesError, huge_pages, set_huge_pages};
 pub use kept::large_in_use;
@@ -99,6 +98,7 @@ pub use large::{
 pub(crate) use metadata::{alloc as alloc_metadata, is_metadata};
 pub use numa::{NUMA_STAT, NumaItem, refresh_room};
 pub(crate) use numa::{NodeRequest, for_each_item};
+pub(crate) use pageblocks::refuse as refuse_huge_pages;
 pub(crate) use purge::purge_all_aged;
 pub use purge::{dirty_time, set_dirty_time, trim, unmap_free};
 pub use resize::{alloc_aligned_run, alloc_growing_run, is_aligned_run, move_run, resize_run};
@@ -202,7 +202,7 @@ pub(crate) enum Purpose {
     /// A slab of small objects (`huge_pages`).
     SmallObjects = 1,
     /// A long block that the program is expected to fill (`pageblocks`). A run in use has this
-    /// purpose only if it was made of fresh memory.
+    /// purpose only while it is long and all of it was made of fresh memory.
     LongBlock = 2,
 }
 

@@ -9,7 +9,7 @@
 //! that was made of fresh memory, [`note_freed`] reads some of its pages. While at most one in
 //! [`EMPTY`] of the pages that were read was zero, the pageblocks of the next long blocks get huge
 //! pages. A block that the program wants zeroed gets none, and is not looked at, because a program
-//! that fills a block does not need it zeroed.
+//! that fills a block does not need it zeroed. A block that grows is judged as it began.
 //!
 //! # States of a pageblock
 //!
@@ -32,38 +32,45 @@
 use super::huge_pages::{self, HUGE_PAGE};
 use super::sparse::{self, Looked};
 use super::window::MAX_WINDOW;
-use super::{GRANULE, REGION, REGION_GRANULES, address_of, window};
-use crate::sys;
+use super::{GRANULE, REGION, REGION_GRANULES, address_of, huge, window};
+use crate::{spared, sys};
 use core::ptr::NonNull;
 use core::sync::atomic::AtomicU32;
 use core::sync::atomic::Ordering::Relaxed;
 
-/// Granules of the shortest long block: 4 MiB. It has a whole pageblock wherever it begins, and at
-/// least half of it is in whole pageblocks if it begins with one.
+/// Granules of the shortest long block: 4 MiB. It has a whole pageblock wherever it begins.
 pub(super) const LONG: u32 = 2 * HUGE_PAGE;
 /// If more than one in this many pages of freed long blocks is zero, long blocks get small pages.
-/// So huge pages cost a program about a sixteenth of the memory of such blocks at most.
+/// So if the program goes on as before, huge pages take about a sixteenth more memory at most.
 const EMPTY: u32 = 16;
 /// After this many pages, what was seen before counts half as much.
 const REMEMBERED: u32 = 1024;
 
+/// Pageblocks in a region. Each can be a mapping of its own, and stay so for good. So with more
+/// regions than half of the mappings that the kernel allows could cover (64 GiB by default), no
+/// more pageblocks are preferred.
+const PAGEBLOCKS: usize = REGION_GRANULES / HUGE_PAGE as usize;
+
 /// The preferred pageblocks of each region, a bit for each.
 static PREFERRED: [AtomicU32; MAX_WINDOW / REGION] =
     [const { AtomicU32::new(0) }; MAX_WINDOW / REGION];
-const _: () = assert!(REGION_GRANULES == u32::BITS as usize * HUGE_PAGE as usize);
+const _: () = assert!(PAGEBLOCKS == u32::BITS as usize);
 
 /// How many pages of freed long blocks were looked at (the upper half), and how many of these were
 /// zero (the lower half).
 static SEEN: AtomicU32 = AtomicU32::new(0);
 
-/// Looks at a long block of fresh memory that is freed.
+/// Looks at a long block of fresh memory that is freed. Leaves that out while a thread has isolated
+/// its CPU: if a page that was never written is read, its first write interrupts all CPUs.
 ///
 /// # Safety
 ///
-/// The run of `granules` at `start` is in use, and no other thread uses it.
+/// The run at `start` has `granules`, at least [`LONG`], and no other thread uses it.
 pub(super) unsafe fn note_freed(start: NonNull<u8>, granules: u32) {
-    // SAFETY: the caller promises that only this thread uses the run. A long block has more than 1
-    // MiB.
+    if spared::any() {
+        return;
+    }
+    // SAFETY: the caller promises that only this thread uses the run, and that it is long.
     let Looked { all, zero } = unsafe { sparse::look(start, granules as usize * GRANULE) };
     let seen = SEEN.load(Relaxed);
     let (mut all, mut zero) = ((seen >> 16) + all as u32, (seen & 0xffff) + zero as u32);
@@ -90,6 +97,9 @@ pub(super) fn prefer(first: u32, granules: u32) {
     if from >= to || window::is_dense(first) || !huge_pages::are_wanted_for_long_blocks() {
         return;
     }
+    if window::count() > huge::mappings_most() / (2 * PAGEBLOCKS) {
+        return;
+    }
     let (word, bits) = bits(from, to);
     word.fetch_or(bits, Relaxed);
     // SAFETY: the granules are mapped, and the caller owns them.
@@ -99,19 +109,21 @@ pub(super) fn prefer(first: u32, granules: u32) {
 /// Asks for small pages again for the preferred pageblocks that `granules` from `first` on touch.
 /// The granules lie in one region, and the caller owns them. Costs a load, and a system call if
 /// there is such a pageblock.
-pub(super) fn refuse(first: u32, granules: u32) {
+pub(crate) fn refuse(first: u32, granules: u32) {
     let (word, bits) = bits(first, first + granules);
     let preferred = word.load(Relaxed) & bits;
     if preferred == 0 {
         return;
     }
-    word.fetch_and(!bits, Relaxed);
     let region = first / REGION_GRANULES as u32 * REGION_GRANULES as u32;
     let from = region + preferred.trailing_zeros() * HUGE_PAGE;
     let to = region + (u32::BITS - preferred.leading_zeros()) * HUGE_PAGE;
     // SAFETY: these pageblocks are mapped, because they were preferred and none of them was
     // unmapped since. The others between them have small pages already.
     unsafe { sys::refuse_huge(address_of(from), (to - from) as usize * GRANULE) };
+    // After the advice, so that another thread, or a forked child, that finds the bit clear finds
+    // small pages too.
+    word.fetch_and(!bits, Relaxed);
 }
 
 /// Returns whether granule `index` lies in a preferred pageblock. One load.

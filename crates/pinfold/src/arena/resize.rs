@@ -63,6 +63,9 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     let new = granules as u32;
     if new <= old {
         run.granules = new as u16;
+        if new < pageblocks::LONG && run.purpose == Purpose::LongBlock {
+            run.purpose = Purpose::Other;
+        }
         if new < old {
             // SAFETY: both granules are in the run, which the caller promises is its own.
             unsafe { cut(head + new) };
@@ -78,14 +81,18 @@ pub unsafe fn resize_run(start: NonNull<u8>, granules: usize) -> bool {
     let Some(mut arena) = arena_of(node).lock_or_divert() else {
         return false;
     };
-    let mut clean = arena.take_at(node, head + old, new - old);
+    let is_long = new >= pageblocks::LONG;
+    let mut clean = arena.take_at(node, head + old, new - old, is_long);
     if clean.is_none() && arena.take_parked(node, |run| run.head == head + old) {
-        clean = arena.take_at(node, head + old, new - old);
+        clean = arena.take_at(node, head + old, new - old, is_long);
     }
     let Some(clean) = clean else {
         return false;
     };
     run.granules = new as u16;
+    if clean < new - old && run.purpose == Purpose::LongBlock {
+        run.purpose = Purpose::Other;
+    }
     arena.hand_out(node, new - old, clean);
     drop(arena);
     kept::large_more((new - old) as usize);
@@ -136,7 +143,7 @@ pub unsafe fn move_run(start: NonNull<u8>, size: usize) -> Option<NonNull<u8>> {
         return None;
     }
     map_behind(node, head + old);
-    // The kernel moves pages of one kind only.
+    // The kernel moves the pages of one mapping only. Pages of different kinds are in several.
     pageblocks::refuse(head, old);
     // SAFETY: these are all pages of the run, which the caller promises is its own.
     let new = unsafe { huge::adopt(start.as_ptr(), bytes, size, offset) }?;
@@ -188,7 +195,7 @@ pub fn alloc_growing_run(
         (head, 0)
     } else if budget::near(held() as usize, granules as usize * GRANULE) {
         return None;
-    } else if let Some(mixed) = arena.take_mixed(node, granules) {
+    } else if let Some(mixed) = arena.take_mixed(node, granules, granules >= pageblocks::LONG) {
         mixed
     } else if fresh {
         (take_roomy(&mut arena, node, granules)?, granules)
@@ -216,7 +223,9 @@ fn take_roomy(arena: &mut Arena, node: usize, granules: u32) -> Option<u32> {
             clean_run(arena, node, granules, room)
         })?;
     arena.free.take_front(head, granules);
-    pageblocks::prefer(head, granules);
+    if granules >= pageblocks::LONG {
+        pageblocks::prefer(head, granules);
+    }
     Some(head)
 }
 

@@ -191,7 +191,8 @@ fn alloc_at(node: usize, granules: u32, align: u32, purpose: Purpose) -> Option<
             return None;
         }
         if align == 1 && granules >= MIN_MIXED {
-            found = arena.take_mixed(node, granules);
+            let is_long = purpose == Purpose::LongBlock;
+            found = arena.take_mixed(node, granules, is_long);
         }
     }
     if found.is_none() {
@@ -421,9 +422,16 @@ impl Arena {
         Mapped::NoMemory
     }
 
-    /// Takes exactly `granules` from `index` on, for a block. They may lie in several free runs.
-    /// Maps absent ones. Returns how many were not dirty, or `None` if the arena cannot take them.
-    pub(super) fn take_at(&mut self, node: usize, index: u32, granules: u32) -> Option<u32> {
+    /// Takes exactly `granules` from `index` on, for a block, which may get huge pages if it is
+    /// long. They may lie in several free runs. Maps absent ones. Returns how many were not dirty,
+    /// or `None` if the arena cannot take them.
+    pub(super) fn take_at(
+        &mut self,
+        node: usize,
+        index: u32,
+        granules: u32,
+        is_long: bool,
+    ) -> Option<u32> {
         while let Some((head, needed)) = self.free.absent_part(index, granules)? {
             // Mapping makes a clean run, or lengthens one, so this loop looks again.
             if !matches!(self.map_front(node, head, needed), Mapped::Done) {
@@ -437,7 +445,9 @@ impl Arena {
             let part = length.min(index + granules - next);
             self.free.take_front(next, part);
             if state == State::Clean {
-                pageblocks::prefer(next, part);
+                if is_long {
+                    pageblocks::prefer(next, part);
+                }
                 clean += part;
             }
             next += part;
@@ -449,10 +459,16 @@ impl Arena {
     /// run cost page faults. Chooses the longest of the runs that became dirty last. Returns the
     /// first granule, and how many were not dirty. Returns `None` if the dirty run has less than
     /// half of the granules, or if the granules behind it cannot be taken.
-    pub(super) fn take_mixed(&mut self, node: usize, granules: u32) -> Option<(u32, u32)> {
+    pub(super) fn take_mixed(
+        &mut self,
+        node: usize,
+        granules: u32,
+        is_long: bool,
+    ) -> Option<(u32, u32)> {
         let head = self.free.longest_of_newest()?;
         let (_, length) = self.free.run_at(head)?;
-        let clean = (length >= granules / 2).then(|| self.take_at(node, head, granules))??;
+        let clean =
+            (length >= granules / 2).then(|| self.take_at(node, head, granules, is_long))??;
         Some((head, clean))
     }
 

@@ -17,7 +17,7 @@ pub(super) struct Looked {
     pub(super) zero: usize,
 }
 
-/// Reads at most 16 pages of the first `size` bytes of a run in use, each up to its first word that
+/// Reads at most 17 pages of the first `size` bytes of a run in use, each up to its first word that
 /// is not zero.
 ///
 /// # Safety
@@ -41,7 +41,7 @@ pub(super) unsafe fn look(start: NonNull<u8>, size: usize) -> Looked {
 }
 
 /// Returns whether less than a quarter of the first `size` bytes of a run in use seems to have been
-/// written. Reads at most 16 pages, and counts those that are zero. A run of less than 1 MiB is
+/// written. Reads at most 17 pages, and counts those that are zero. A run of less than 1 MiB is
 /// never sparse.
 ///
 /// # Safety

@@ -199,6 +199,12 @@ fn choose_window(regions: &mut Regions) -> bool {
     })
 }
 
+/// Returns how many regions were made. One load.
+pub(super) fn count() -> usize {
+    let end = MAP.count.load(Relaxed) / REGION_GRANULES;
+    end.saturating_sub(MAP_REGIONS)
+}
+
 /// Returns the node of the region in which `address` lies, or 0 for an address outside the window.
 /// Two loads.
 pub(super) fn node_of(address: usize) -> usize {

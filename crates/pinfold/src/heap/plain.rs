@@ -160,11 +160,8 @@ fn alloc_huge(size: usize, align: usize, zeroed: bool) -> *mut u8 {
 #[inline(never)]
 fn map_huge(size: usize, align: usize, zeroed: bool) -> Option<*mut u8> {
     slab::make_room(size);
-    let mapping = slab::or_reclaim_for(size, || arena::alloc_huge(size, align))?;
-    if size >= HUGE {
-        arena::prefer_huge_pages(mapping, size, zeroed);
-    }
-    let block = mapping.as_ptr();
+    let alloc = || arena::alloc_huge_for(size, align, 0, zeroed);
+    let block = slab::or_reclaim_for(size, alloc)?.as_ptr();
     counted::allocated_large(arena::huge_size(block).unwrap_or(size));
     Some(block)
 }

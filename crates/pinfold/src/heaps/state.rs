@@ -240,7 +240,7 @@ impl State {
         budget::is_possible(size).then_some(())?;
         let block = self.account.charged(size, || {
             slab::make_room(size);
-            let alloc = || arena::alloc_huge_for(size, ask.align, self.number.entry());
+            let alloc = || arena::alloc_huge_for(size, ask.align, self.number.entry(), ask.zeroed);
             slab::or_reclaim_for(size, alloc)
         })?;
         self.huge.fetch_add(1, Relaxed);

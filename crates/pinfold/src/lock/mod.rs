@@ -10,17 +10,17 @@
 //!   for L2, handler B the reverse. So each lock knows its [`Rank`], its place in the lock order.
 //!   `lock` also refuses a thread that would have to wait while it holds a lock of the same rank
 //!   or of a rank below. The test reads the words of all these locks, which are on many cache lines
-//!   that other CPUs write. So only a thread makes it that has waited for the same holder for some
-//!   milliseconds.
+//!   that other CPUs write. Therefore a thread makes the test only after it has waited for the same
+//!   holder for 10 ms.
 //! * **A thread waits for a forking thread that waits for it.** [`Lock::lock_or_divert`] also
 //!   refuses a thread that would have to wait for the forking thread. [`word`] has the protocol.
 //!
 //! # Why no thread waits without end
 //!
-//! A thread that sleeps until a lock is free, for more than some milliseconds, holds only locks of
-//! ranks above that lock's, because `lock` refuses it otherwise. If the lock's holder sleeps too, the same is true of the holder, so
-//! it sleeps for a lock of a rank further below. The ranks end, so the last thread of such a chain
-//! runs and gives its lock back.
+//! A thread that sleeps for more than some milliseconds until a lock is free holds only locks of
+//! ranks above that lock's, because `lock` refuses it otherwise. If the lock's holder sleeps too,
+//! the same is true of the holder, so it sleeps for a lock of a rank further below. The ranks end,
+//! so the last thread of such a chain runs and gives its lock back.
 //!
 //! A signal handler runs on the thread that it interrupted. A lock's word names the thread and not
 //! the frame, so the locks of the interrupted frames count as held, and the rule holds for the

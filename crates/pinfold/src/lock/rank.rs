@@ -1,8 +1,8 @@
 //! The ranks of the locks, and the table that finds all locks of a rank.
 //!
 //! A module with locks registers [`Hooks`] for each rank of its locks before it first takes one
-//! (`fork::register`). Forks take the locks through the table, and a thread that is about to wait
-//! finds there which locks it holds ([`is_any_held`]).
+//! (`fork::register`). Forks take the locks through the table, and a thread that has waited for
+//! long finds there which locks it holds ([`is_any_held`]).
 
 use super::{Patience, Word, me};
 use core::ptr::null_mut;
@@ -168,8 +168,7 @@ pub(crate) fn modules() -> impl DoubleEndedIterator<Item = &'static Hooks> {
 /// frames that a signal interrupted. Anything else that [`Hooks`] take counts as one lock while the
 /// thread holds it.
 ///
-/// Reads the word of each such lock. So only a thread calls this function that has waited for a
-/// lock for long, or is about to fork or to end the process.
+/// Reads the word of each such lock, so it is not for fast paths.
 #[cold]
 pub(crate) fn count_held(first: Rank) -> usize {
     let me = me();

@@ -69,6 +69,9 @@ pub(crate) enum Patience {
     Short,
 }
 
+// A handler that may not wait is refused before a fork that waits for it gives up.
+const _: () = assert!(LONG + SLEEP.as_millis() as u64 * 2 < SHORT);
+
 /// A lock without the data that it protects.
 pub(crate) struct Word(AtomicU64);
 
@@ -136,7 +139,7 @@ impl Word {
             if holder != word & !FLAGS {
                 (holder, since) = (word & !FLAGS, now);
             }
-            let waited = now - since;
+            let waited = now.saturating_sub(since);
             let is_over = match patience {
                 Patience::Endless => false,
                 Patience::UntilFork => word & (FOR_FORK | BELOW_FORK) != 0,

@@ -14,8 +14,8 @@
 //!    row by row.
 //! 5. From [`Segment::counters_at`] on, [`COUNTERS`] times a [`CounterRow`]: the counters that the
 //!    program shows by name ([`show`]).
-//! 6. From [`Segment::splits_at`] on, [`Segment::splits`] times a [`SplitRow`]: the events of caches that
-//!    have a part for each CPU.
+//! 6. From [`Segment::splits_at`] on, [`Segment::splits`] times a [`SplitRow`]: the events of
+//!    caches that have a part for each CPU.
 //! 7. In a process that counts every call, from [`Segment::units_at`] on: the beginnings of the
 //!    process's per-CPU units, one for each CPU (or concurrency id), and the one that all CPUs
 //!    share.
@@ -295,10 +295,6 @@ pub struct Parts {
     pub counters: usize,
     /// See [`Segment::splits_at`].
     pub splits: usize,
-    /// See [`Segment::splits`].
-    pub split_rows: usize,
-    /// Where the last part ends.
-    pub end: usize,
     /// How many nodes there are.
     pub nodes: usize,
 }
@@ -314,18 +310,25 @@ impl Parts {
         let counters = events + CACHES * nodes * size_of::<NodeEvents>();
         let splits = (counters + COUNTERS * size_of::<CounterRow>())
             .next_multiple_of(align_of::<SplitRow>());
-        // The first part of a cache on each node counts in the cache's own row.
-        let split_rows = (SPLIT_CACHES * nodes * (most_parts() - 1)).min(SPLITS);
         Parts {
             memory,
             caches,
             events,
             counters,
             splits,
-            split_rows,
-            end: splits + split_rows * size_of::<SplitRow>(),
             nodes,
         }
+    }
+
+    /// Returns how many [`SplitRow`]s there are.
+    pub fn split_rows(&self) -> usize {
+        // The first part of a cache on each node counts in the cache's own row.
+        (SPLIT_CACHES * self.nodes * (most_parts() - 1)).min(SPLITS)
+    }
+
+    /// Returns where the last part ends.
+    pub fn end(&self) -> usize {
+        self.splits + self.split_rows() * size_of::<SplitRow>()
     }
 }
 
@@ -341,7 +344,7 @@ impl Segment {
         self.counters_at.store(parts.counters as u32, Relaxed);
         self.counters.store(COUNTERS as u32, Relaxed);
         self.splits_at.store(parts.splits as u32, Relaxed);
-        self.splits.store(parts.split_rows as u32, Relaxed);
+        self.splits.store(parts.split_rows() as u32, Relaxed);
         self.nodes.store(parts.nodes as u32, Relaxed);
         self.page_size.store(sys::page_size() as u32, Relaxed);
         let code = match backend() {
@@ -447,27 +450,31 @@ pub(crate) fn split_rows() -> &'static [SplitRow] {
     let parts = Parts::here();
     match part(parts.splits) {
         // SAFETY: the segment has this many rows here, and stays mapped. All words are atomics.
-        Some(rows) => unsafe { core::slice::from_raw_parts(rows.cast(), parts.split_rows) },
+        Some(rows) => unsafe { core::slice::from_raw_parts(rows.cast(), parts.split_rows()) },
         None => &[],
     }
 }
 
-/// Gives a row to a part of the cache at position `nth`. Returns the row, or `None` if there is
-/// no segment, or no row left.
-pub(crate) fn claim_split_row(nth: usize, node: usize) -> Option<&'static SplitRow> {
+/// Gives a row to a part of the cache at position `nth`, from the row with number `first` on.
+/// Returns the row and its number, or `None` if there is no segment, or no row left.
+pub(crate) fn claim_split_row(
+    nth: usize,
+    node: usize,
+    first: usize,
+) -> Option<(&'static SplitRow, usize)> {
     // Stands for no cache, so that no reader uses the row before it has its node.
     const TAKEN: u32 = u32::MAX;
     let claim = |row: &SplitRow| {
-        let claimed = row.cache.compare_exchange(0, TAKEN, Relaxed, Relaxed);
-        claimed.is_ok()
+        let exchange = || row.cache.compare_exchange(0, TAKEN, Relaxed, Relaxed);
+        row.cache.load(Relaxed) == 0 && exchange().is_ok()
     };
     let rows = split_rows();
-    let at = rows.iter().position(claim)?;
+    let at = first + rows.get(first..)?.iter().position(claim)?;
     current()?.splits_used.fetch_max(at as u32 + 1, Relaxed);
     rows[at].node.store(node as u32, Relaxed);
     // Release, for a reader that loads the cache first.
     rows[at].cache.store(nth as u32 + 1, Release);
-    Some(&rows[at])
+    Some((&rows[at], at))
 }
 
 /// Takes the rows back from the parts of the cache at position `nth`, which count there no more.

@@ -67,7 +67,7 @@ pub(crate) fn start_file_in_child(calls: &VmEvents<Call>) {
 
 /// Returns the offset of the first unit in the file.
 fn units_at() -> usize {
-    Parts::here().end.next_multiple_of(kernel::page_size())
+    Parts::here().end().next_multiple_of(kernel::page_size())
 }
 
 fn file_size(shared: Shared) -> usize {

@@ -92,7 +92,7 @@ pub(crate) fn start() {
 /// Maps the mark, the mailbox and the segment, and returns where the segment begins. Maps nothing
 /// and returns `None` if the system refuses one of them.
 fn lay_out(parts: Parts) -> Option<*mut u8> {
-    let size = 2 * page() + parts.end;
+    let size = 2 * page() + parts.end();
     let mark = map_mark(size)?;
     let (mailbox, head) = (mark.wrapping_add(page()), mark.wrapping_add(2 * page()));
     let make = |name, size, place, mode, seals| {
@@ -106,7 +106,7 @@ fn lay_out(parts: Parts) -> Option<*mut u8> {
     let (name, mode) = (segment::MAILBOX_FILE, MAILBOX_MODE);
     let made = make(name, size_of_mail, mailbox, mode, stays).and_then(|()| {
         let (name, mode) = (segment::FILE, SEGMENT_MODE);
-        make(name, parts.end, head, mode, segment::SEALS)
+        make(name, parts.end(), head, mode, segment::SEALS)
     });
     if made.is_none() {
         unmap(mark, size);
@@ -172,12 +172,12 @@ const MAILBOX_MODE: libc::mode_t = 0o600;
 
 /// Copies the used parts of a segment, word by word, because other threads may write to it. Leaves
 /// out the first word, `magic`, which [`publish`] stores last. Both addresses are those of mappings
-/// of `parts.end` bytes.
+/// of `parts.end()` bytes.
 fn copy(from: *const u8, to: *mut u8, parts: Parts) {
     // SAFETY: the mapping begins with a segment's head.
     let head = unsafe { &*from.cast::<Segment>() };
     let used = (head.caches_used.load(Relaxed) as usize).min(segment::CACHES);
-    let splits = (head.splits_used.load(Relaxed) as usize).min(parts.split_rows);
+    let splits = (head.splits_used.load(Relaxed) as usize).min(parts.split_rows());
     let ranges = [
         (8, parts.caches + used * size_of::<CacheRow>() - 8),
         (parts.events, used * parts.nodes * size_of::<NodeEvents>()),
@@ -185,7 +185,7 @@ fn copy(from: *const u8, to: *mut u8, parts: Parts) {
     ];
     for (at, bytes) in ranges {
         for at in (at..at + bytes).step_by(8) {
-            // SAFETY: all ranges end before `parts.end`, and begin and end at multiples of 8. All
+            // SAFETY: all ranges end before `parts.end()`, and begin and end at multiples of 8. All
             // accesses to the words are atomic.
             unsafe {
                 let word = (*from.add(at).cast::<AtomicU64>()).load(Relaxed);
@@ -203,7 +203,7 @@ pub(crate) fn before_fork() {
     }
     let parts = Parts::here();
     if COPY.load(Relaxed).is_null() {
-        COPY.store(map_private(null_mut(), parts.end), Relaxed);
+        COPY.store(map_private(null_mut(), parts.end()), Relaxed);
     }
     let to = COPY.load(Relaxed);
     if !to.is_null() {
@@ -230,7 +230,7 @@ pub(crate) fn in_child() {
 /// parent's segment, so that the parent's numbers are wrong from then on.
 fn replace(head: *mut u8, parts: Parts) -> bool {
     let mailbox = mailbox_of(head);
-    let private = map_private(mailbox, page() + parts.end);
+    let private = map_private(mailbox, page() + parts.end());
     if private.is_null() {
         MAILBOX.store(null_mut(), Relaxed);
         shepherd::sleep_on(None);

@@ -54,6 +54,8 @@ fn begin(head: *mut u8) {
 }
 
 /// Writes the segment's head for the process `pid`. The rest of the segment has its content.
+// Not inlined, because the analysis of the stack has a rule for this function.
+#[inline(never)]
 fn announce(segment: &Segment, pid: u32) {
     segment.fill_in(Parts::here());
     publish_settings();

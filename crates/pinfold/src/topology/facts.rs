@@ -37,7 +37,8 @@ struct Quiet {
 static QUIET: Quiet = Quiet::new();
 /// The number of CPUs that are online, or 0 until it is known.
 static CPUS: AtomicUsize = AtomicUsize::new(0);
-/// How many CPUs were online when the facts were read, or 0 until then.
+/// One more than the largest number of a CPU that was online when the facts were read, or 0 until
+/// then.
 static CPUS_AT_START: AtomicUsize = AtomicUsize::new(0);
 /// The number of nodes with memory that this process may use, at least 1. It is 0 until the facts
 /// are known.
@@ -111,8 +112,13 @@ fn read() {
     sys::address_space_left();
     sys::physical_memory();
     pinfold_rseq::possible();
-    // Two threads that start at once agree.
-    let _ = CPUS_AT_START.compare_exchange(0, look_at_cpus(), Relaxed, Relaxed);
+    let mut cpus = 0;
+    let read = for_each_number(ONLINE_CPUS, |cpu| cpus = cpus.max(cpu + 1));
+    if read != Ok(true) || cpus == 0 {
+        cpus = pinfold_rseq::possible();
+    }
+    // If two threads read at once, both keep the number that was stored first.
+    let _ = CPUS_AT_START.compare_exchange(0, cpus, Relaxed, Relaxed);
     let fake = env::parsed(FAKE_NODES_VARIABLE, parse_fake_nodes);
     FAKE_NODES.store(fake.unwrap_or(0), Relaxed);
     // A process on a machine with one node makes no system call for policies, because some
@@ -142,8 +148,9 @@ pub(crate) fn cpus_online() -> usize {
     }
 }
 
-/// Returns how many CPUs were online at the start, or how many are possible if the facts are not
-/// read yet. Always the same once they are. Costs a load.
+/// Returns one more than the largest number of a CPU that was online at the start. Returns
+/// [`possible`](pinfold_rseq::possible) if the facts are not read yet. Always the same once they
+/// are. Costs a load.
 pub(crate) fn cpus_at_start() -> usize {
     match CPUS_AT_START.load(Relaxed) {
         0 => pinfold_rseq::possible(),

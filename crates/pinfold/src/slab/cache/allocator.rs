@@ -92,7 +92,9 @@ fn alloc_large(layout: Layout, zeroed: bool) -> Option<(NonNull<[u8]>, bool)> {
     first
         .or_else(|| {
             let size = layout.size();
-            let block = or_reclaim_for(size, || arena::alloc_huge(size, layout.align()))?;
+            let block = or_reclaim_for(size, || {
+                arena::alloc_huge_for(size, layout.align(), 0, zeroed)
+            })?;
             Some((whole_huge(block), true))
         })
         // If the system refused a mapping, the arena may still have a free run.

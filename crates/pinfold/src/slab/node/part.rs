@@ -537,7 +537,9 @@ impl Node {
             }
             stock.idle -= sheaves;
             stock.extra = stock.extra.saturating_sub(sheaves);
-            if stock.idle > 0 || stock.slabs.release_idle(cache) {
+            let goes_on = stock.idle > 0 || stock.slabs.release_idle(cache);
+            cache.note_free(self, &stock);
+            if goes_on {
                 return true;
             }
             while stock.empty.length > MAX_EMPTY {

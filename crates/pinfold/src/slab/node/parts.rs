@@ -5,8 +5,8 @@
 //! the slabs mix the objects of all CPUs. So a CPU often gets an object that another CPU has used,
 //! and has to fetch the object's cache lines from there. So once threads have had to wait for a
 //! part's lock often, the cache is *split*: from then on, each CPU has a part of its own on each
-//! node. (On a machine with more than [`MAX_PARTS`] CPUs, several CPUs share a part.) A cache stays
-//! split.
+//! node. (With more than [`MAX_PARTS`] CPUs, and if CPUs came online after the start, several CPUs
+//! share a part.) A cache stays split.
 //!
 //! # Which part an object is of
 //!
@@ -47,9 +47,9 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 const WORDS: usize = MAX_PARTS / u64::BITS as usize;
 
 /// Which CPUs' parts have [many](Slabs::has_many_free) free objects: a bit for the parts of a CPU
-/// on all nodes. A hint. The holder of a part's lock changes the bit, when the part gets many or
-/// has no longer many. So CPUs that look for such a part find these words in their own cache, as
-/// long as no part changes.
+/// on all nodes. The holder of a part's lock changes the bit, when the part gets many or has no
+/// longer many. So CPUs that look for such a part find these words in their own cache, as long as
+/// no part changes. A hint: with several nodes, a bit may be missing until the part's next change.
 #[repr(align(64))]
 pub(crate) struct Rich([AtomicU64; WORDS]);
 
@@ -224,10 +224,10 @@ impl Descriptor {
         if !self.is_split() {
             return here.take_objects(self, request, objects, true);
         }
-        let others = || self.parts_of(request.node).map(|part| (part, false));
+        let others = self.parts_of(request.node).map(|part| (part, false));
         let rich = self.rich_parts_of(request.node).map(|part| (part, false));
         let steps = core::iter::once((here, false)).chain(rich);
-        let steps = steps.chain([(here, true)]).chain(others());
+        let steps = steps.chain([(here, true)]).chain(others);
         let mut got = 0;
         for (part, grows) in steps {
             if got == objects.len() {
@@ -238,11 +238,12 @@ impl Descriptor {
         got
     }
 
-    /// Iterates over the parts on node `node` that may have many free objects.
+    /// Iterates over the parts on node `node` that seem to have many free objects.
     fn rich_parts_of(&self, node: usize) -> impl Iterator<Item = &Node> {
         let nodes = self.nodes().len();
-        let rich = self.rich.iter();
-        rich.filter_map(move |nth| self.part(nth * nodes + node))
+        let of_cpu = move |nth| self.part(nth * nodes + node);
+        let parts = self.rich.iter().filter_map(of_cpu);
+        parts.filter(|part| part.is_rich())
     }
 
     /// Notes whether a part has many free objects. The caller holds the part's lock, and has moved

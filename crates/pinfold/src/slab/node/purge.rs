@@ -78,6 +78,7 @@ impl Slab {
     fn purge(&self, cache: &Objects) {
         let page = sys::page_size();
         let start = self.start() as usize;
+        arena::refuse_huge_pages(arena::head_of(start), cache.geometry.granules as u32);
         let (mut bytes, mut nth) = (0, 0);
         while let Some(first) = self.next_free(nth, cache.geometry.per_slab) {
             let end = self.next_used(first, cache.geometry.per_slab);

@@ -65,15 +65,18 @@ impl Descriptor {
         if !self.is_split() || self.id.position() >= segment::CACHES {
             return;
         }
+        let mut next = 0;
         for part in self.more() {
             // A part that counts elsewhere has a row.
             if !core::ptr::eq(part.events(), part.own_events) {
                 continue;
             }
             let node = part.number() % self.nodes().len();
-            if let Some(row) = segment::claim_split_row(self.id.position(), node)
-                && !part.count_in(&row.events)
-            {
+            let Some((row, at)) = segment::claim_split_row(self.id.position(), node, next) else {
+                return;
+            };
+            next = at + 1;
+            if !part.count_in(&row.events) {
                 row.cache.store(0, Relaxed);
             }
         }
