@@ -293,8 +293,8 @@ impl FreeRuns {
     }
 
     /// Takes about `granules` off the end of a dirty run, or the whole run if it is shorter. Splits
-    /// no huge page that lies whole in the run. Returns the first granule
-    /// and the number of granules.
+    /// no huge page that lies whole in the run. Returns the first granule and the number of
+    /// granules.
     pub(super) fn take_end(&mut self, head: u32, granules: u32) -> (u32, u32) {
         let end = self.end_of(head);
         let all_huge = huge_pages::are_wanted(window::is_dense(head));
