@@ -219,14 +219,33 @@ fn use_and_free(block: NonNull<u8>, pages: usize) {
     arena::trim();
 }
 
+/// Returns a long block that asks for huge pages, filled with the byte 7, and an address as
+/// [`long_block`] does.
+fn block_in_huge_pages() -> (NonNull<u8>, usize) {
+    use_and_free(long_block(false).0, LONG / 4096);
+    let (block, middle) = long_block(false);
+    assert_eq!(asks_for_huge_pages(middle), Some(true));
+    // SAFETY: the test owns the block.
+    unsafe { block.as_ptr().write_bytes(7, LONG) };
+    (block, middle)
+}
+
 #[test]
 fn long_blocks_get_huge_pages_while_the_program_fills_them() {
     if !alone("long_blocks_get_huge_pages_while_the_program_fills_them") || !has_huge_pages() {
         return;
     }
     let asks = asks_for_huge_pages;
+    let (block, _) = long_block(false);
+    // SAFETY: the test owns the block.
+    assert!(unsafe { arena::resize_run(block, 8) });
+    use_and_free(block, 8 * GRANULE / 4096);
     let (block, middle) = long_block(false);
-    assert_eq!(asks(middle), Some(false), "nothing is known yet");
+    assert_eq!(
+        asks(middle),
+        Some(false),
+        "a block that was cut says nothing"
+    );
     use_and_free(block, LONG / 4096);
 
     let (block, middle) = long_block(false);
@@ -257,12 +276,8 @@ fn a_long_block_with_huge_pages_moves() {
     if !alone("a_long_block_with_huge_pages_moves") || !has_huge_pages() {
         return;
     }
-    use_and_free(long_block(false).0, LONG / 4096);
-    let (block, middle) = long_block(false);
-    assert_eq!(asks_for_huge_pages(middle), Some(true));
-    // SAFETY: the test owns the block.
-    unsafe { block.as_ptr().write_bytes(7, LONG) };
-    // SAFETY: as above. The old address is not used afterwards.
+    let (block, middle) = block_in_huge_pages();
+    // SAFETY: the test owns the block, and does not use its old address afterwards.
     let moved = unsafe { move_run(block, 2 * LONG) }.expect("a moved block");
     // SAFETY: the test owns the block, which has `LONG` bytes and more.
     let bytes = unsafe { std::slice::from_raw_parts(moved.as_ptr(), LONG) };
@@ -278,10 +293,7 @@ fn a_purge_splits_no_huge_page_of_free_memory() {
     if !alone("a_purge_splits_no_huge_page_of_free_memory") || !has_huge_pages() {
         return;
     }
-    use_and_free(long_block(false).0, LONG / 4096);
-    let (block, middle) = long_block(false);
-    // SAFETY: the test owns the block.
-    unsafe { block.as_ptr().write_bytes(7, LONG) };
+    let (block, middle) = block_in_huge_pages();
     let whole = |field| smaps(middle, field).unwrap();
     if whole("AnonHugePages:") != whole("Rss:") {
         eprintln!("left out: the kernel has no free huge pages");
@@ -289,7 +301,7 @@ fn a_purge_splits_no_huge_page_of_free_memory() {
     }
     // The rest of the third huge page stays in use.
     let cut = middle + 4 * MIB - block.as_ptr() as usize;
-    // SAFETY: as above.
+    // SAFETY: the test owns the block.
     assert!(unsafe { arena::resize_run(block, cut / GRANULE) });
     arena::trim();
     assert_eq!(asks_for_huge_pages(middle), Some(true));

@@ -13,10 +13,10 @@
 //!
 //! # States of a pageblock
 //!
-//! | state | the kernel backs it with | becomes |
-//! |---|---|---|
-//! | small | small pages, as it was mapped | preferred, when it is fresh memory that a long block takes as a whole ([`prefer`]) |
-//! | preferred | a huge page, if it has one | small, before a part of it is purged, or moves away ([`refuse`]) |
+//! * **small**: the kernel backs it with small pages, as it was mapped. It becomes preferred when a
+//!   long block takes all of it as fresh memory ([`prefer`]).
+//! * **preferred**: the kernel backs it with a huge page, if it has one. It becomes small before a
+//!   part of it is purged or moves away ([`refuse`]).
 //!
 //! So fresh memory of a plain region always has small pages, and a short run there takes no more
 //! memory than it has. Dirty memory of a preferred pageblock serves any caller.
