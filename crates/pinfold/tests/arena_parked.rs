@@ -188,6 +188,20 @@ fn the_limit_on_dirty_memory_binds() {
     assert!(dirty <= MIB, "{dirty}");
 }
 
+/// A CPU that was allowed to park a block does not park it again beyond a limit that is set later.
+#[test]
+fn a_limit_that_is_set_later_binds() {
+    let _alone = alone();
+    stay_here();
+    alloc_and_free(20, 1);
+    let run = alloc(20);
+    memory::set_dirty_limit(Some(1 << 20));
+    free(run);
+    let dirty = memory::dirty();
+    memory::set_dirty_limit(None);
+    assert!(dirty <= MIB, "{dirty}");
+}
+
 /// No allocation asks for a short run, so it would only take the place of another one.
 #[test]
 fn short_runs_take_no_place() {

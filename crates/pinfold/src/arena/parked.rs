@@ -24,7 +24,7 @@
 //! during a fork, and on a CPU that it has just left. A run that another thread owns during a fork
 //! is lost to the child.
 
-use super::{GRANULE, address_of, index_of, kept, purge};
+use super::{GRANULE, address_of, budget, index_of, kept, purge};
 use crate::nodes;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize};
@@ -51,12 +51,16 @@ struct Row {
     places: [AtomicUsize; PLACES],
     /// Counts the calls of [`park`]. Two threads may store the same count, which does no harm.
     calls: AtomicU32,
+    /// The row may have this many granules in all, as [`kept::may_park`] has said since a run last
+    /// passed to the arena ([`PASS`]).
+    allowed: AtomicU32,
 }
 
 static ROWS_OF_CPUS: [Row; ROWS] = [const {
     Row {
         places: [const { AtomicUsize::new(0) }; PLACES],
         calls: AtomicU32::new(0),
+        allowed: AtomicU32::new(0),
     }
 }; ROWS];
 
@@ -114,12 +118,16 @@ pub(super) fn park(run: Parked, mut give: impl FnMut(Parked)) {
     row.calls.store(calls, Relaxed);
     let granules = run.granules as usize;
     let mut others = granules_in(row);
-    let may_park = !calls.is_multiple_of(PASS)
+    let passes = calls.is_multiple_of(PASS);
+    if passes {
+        row.allowed.store(0, Relaxed);
+    }
+    let may_park = !passes
         && (LEAST..=MOST).contains(&granules)
         && !purge::gives_back_at_once()
         // Another node's run would serve no allocation on this CPU.
         && is_on(nodes::current(), run.word())
-        && kept::may_park(others, granules);
+        && may_have(row, others, granules);
     if !may_park {
         return give(run);
     }
@@ -146,6 +154,23 @@ pub(super) fn park(run: Parked, mut give: impl FnMut(Parked)) {
     Parked::of_word(place.swap(run.word(), AcqRel))
         .into_iter()
         .for_each(give);
+}
+
+/// Returns whether a row that has `others` may have `granules` more. Mostly costs two loads.
+fn may_have(row: &Row, others: usize, granules: usize) -> bool {
+    // A limit that a program has set holds for all CPUs together, so each run counts.
+    if budget::dirty_limit().is_some() {
+        return kept::may_park(others, granules);
+    }
+    let all = others + granules;
+    if all <= row.allowed.load(Relaxed) as usize {
+        return true;
+    }
+    let allowed = kept::may_park(others, granules);
+    if allowed {
+        row.allowed.store(all as u32, Relaxed);
+    }
+    allowed
 }
 
 /// Takes a run of `granules` on `node` that this CPU has parked.
