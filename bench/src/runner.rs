@@ -18,6 +18,9 @@ use std::rc::Rc;
 /// Number of objects that one thread holds at a time, as in slab_test.
 pub const OBJECTS: usize = 10_000;
 
+/// The largest objects, in bytes, of which a thread holds [`OBJECTS`] at a time.
+pub const LARGEST_OF_MANY: usize = 64 << 10;
+
 /// A measurement: a scenario at a size.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Cell {

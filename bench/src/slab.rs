@@ -3,7 +3,7 @@
 use crate::args::SlabArgs;
 use crate::child::{self, Child};
 use crate::machine::Machine;
-use crate::runner::{Cell, Local, OBJECTS, Runner};
+use crate::runner::{Cell, LARGEST_OF_MANY, Local, OBJECTS, Runner};
 use crate::subjects::SubjectName;
 use crate::summary;
 use anyhow::{Result, ensure};
@@ -90,6 +90,13 @@ fn cells(args: &SlabArgs, workers: usize) -> Vec<Cell> {
         }
         for &size in &args.sizes {
             let size = size as usize;
+            if size > LARGEST_OF_MANY && !scenario.is_pair() {
+                let name = scenario.name();
+                eprintln!(
+                    "note: {name} is left out at {size} bytes: its objects need too much memory"
+                );
+                continue;
+            }
             cells.push(Cell { scenario, size });
         }
     }
@@ -104,7 +111,7 @@ fn start_all(args: &SlabArgs, pool: &Rc<Pool>, cells: &[Cell]) -> Result<Vec<Nam
     let mut runners: Vec<Named> = Vec::new();
     for subject in distinct(args.subjects.iter().flat_map(|group| group.0.clone())) {
         let Some(&first) = cells.iter().find(|cell| subject.has_size(cell.size)) else {
-            eprintln!("note: {subject} is left out: it has only objects of 64, 256 and 1024 bytes");
+            eprintln!("note: {subject} is left out: it has no objects of these sizes");
             continue;
         };
         if !subject.needs_process() {

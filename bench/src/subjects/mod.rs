@@ -4,6 +4,7 @@ mod c;
 mod loaded;
 pub mod pools;
 
+use crate::runner::LARGEST_OF_MANY;
 use clap::ValueEnum;
 use std::str::FromStr;
 
@@ -74,7 +75,10 @@ impl SubjectName {
 
     /// Returns whether the subject has objects of `size` bytes.
     pub fn has_size(self, size: usize) -> bool {
-        !self.is_pool() || pools::SIZES.contains(&size)
+        match self {
+            SubjectName::PinfoldCache => size <= LARGEST_OF_MANY,
+            _ => !self.is_pool() || pools::SIZES.contains(&size),
+        }
     }
 
     /// Returns whether the subject needs a process of its own: because of its environment, or

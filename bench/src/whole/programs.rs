@@ -200,7 +200,10 @@ mod tests {
         let (loads, real) = (names(&["loads"]).unwrap(), names(&["real"]).unwrap());
         assert_eq!(names(&["all"]).unwrap(), [loads.clone(), real].concat());
         assert_eq!(names(&["loads", "larson"]).unwrap(), loads);
-        assert_eq!(names(&["attacks"]).unwrap(), ["robson", "ladder"]);
+        assert_eq!(
+            names(&["attacks"]).unwrap(),
+            ["robson", "ladder", "sleepers"]
+        );
     }
 
     #[test]

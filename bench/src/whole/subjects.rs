@@ -47,7 +47,8 @@ struct Known {
     includes: Vec<String>,
     /// The compiler and its arguments, without sources, folders and output.
     compile: Vec<String>,
-    /// The variables that turn on the heap profile of a profiled subject, one sample in 512 KiB.
+    /// The variables that its programs get: they turn on the heap profile, one sample in 512 KiB, or
+    /// choose how Pinfold tells CPUs apart.
     variables: Vec<(String, String)>,
 }
 
@@ -115,7 +116,7 @@ pub fn open(args: &Preloaded) -> Result<(Cache, Vec<Subject>)> {
 
 /// Returns whether the subject `name` is this workspace's library.
 fn is_workspace(name: &str) -> bool {
-    name.strip_suffix(PROFILED).unwrap_or(name) == "pinfold-malloc"
+    name.starts_with("pinfold-malloc") && known(name).is_some()
 }
 
 /// Finds or builds every subject's library. Leaves out a peer whose library is missing, with a

@@ -15,8 +15,9 @@ fn turn() -> MutexGuard<'static, ()> {
     turn
 }
 
-/// Returns the cache of the class for `size` bytes.
+/// Returns the cache of the class for `size` bytes. Makes the cache if it does not exist yet.
 fn class(size: usize) -> Info {
+    give(take(size), size);
     let name = format!("kmalloc-{:05}", room(size));
     caches().find(|info| info.name() == name).expect(&name)
 }

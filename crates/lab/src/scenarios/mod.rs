@@ -61,6 +61,11 @@ impl Scenario {
         }
     }
 
+    /// Returns whether a thread frees each object right after allocating it.
+    pub fn is_pair(self) -> bool {
+        matches!(self.operations(), [Op::Pair])
+    }
+
     /// Measures the scenario once. A thread that makes pairs holds `depth` other objects at the
     /// same time, as in [`at_depth`].
     ///

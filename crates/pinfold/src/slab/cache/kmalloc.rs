@@ -356,14 +356,6 @@ pub fn init() -> bool {
         .is_some_and(|_| facts::choose_backend())
 }
 
-/// Makes the caches of all classes, for a caller that lists all caches. Does nothing before
-/// [`init`].
-pub(crate) fn make_all() {
-    (0..CLASSES).for_each(|class| {
-        cache_of(CacheId::of_class(class));
-    });
-}
-
 /// Returns the cache of the class with number `id`, and makes the cache if it does not exist yet.
 ///
 /// Returns `None` before [`init`], and if there is no memory. May return `None` while another

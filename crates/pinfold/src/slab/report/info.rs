@@ -21,7 +21,6 @@ use crate::arena::GRANULE;
 use crate::cache_units::{CacheId, DEFERRED, HELD, MAIN, SHEAF_UNITS, SPARE, word};
 use crate::segment::{EVENTS, SlabEvent};
 use crate::slab::cache::descriptor::Descriptor;
-use crate::slab::cache::kmalloc;
 use crate::slab::cache::registry::{self, birth_of, pin_same};
 use crate::slab::cpu::sheaf::objects_in_word;
 use crate::slab::node::geometry::Geometry;
@@ -117,10 +116,8 @@ pub struct Info {
     is_hardened: bool,
 }
 
-/// Returns an iterator over all caches, including those of malloc's size classes.
-///
-/// First makes the caches of size classes that do not exist yet, under a lock. The iteration takes
-/// no lock.
+/// Returns an iterator over all caches, including those of malloc's size classes. A size class has
+/// a cache from its first allocation on. The iteration takes no lock.
 ///
 /// The iteration may miss a cache that is made or destroyed while the iteration runs. A cache that
 /// was dropped while objects were in use is returned until the process ends.
@@ -140,7 +137,6 @@ pub struct Info {
 /// # Ok::<(), pinfold::slab::CacheError>(())
 /// ```
 pub fn caches() -> impl Iterator<Item = Info> {
-    kmalloc::make_all();
     registry::all().map(|cache| Info::of(&cache))
 }
 
