@@ -5,10 +5,13 @@ mod common;
 
 use common::runs::{alone, give, take};
 use pinfold::internal::arena::{self, GRANULE, LARGE, alloc_run, free_run, move_run};
+use pinfold::shepherd::Shepherd;
 use pinfold::slab::KmemCache;
 use std::alloc::Layout;
 use std::fs;
 use std::ptr::NonNull;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
@@ -267,6 +270,60 @@ fn long_blocks_get_huge_pages_while_the_program_fills_them() {
         is_refused
     });
     assert!(is_refused, "blocks stay empty");
+}
+
+/// A block that grew into memory which others had filled does not show what its program fills.
+#[test]
+fn a_block_that_grew_into_used_memory_says_nothing() {
+    if !alone("a_block_that_grew_into_used_memory_says_nothing") || !has_huge_pages() {
+        return;
+    }
+    const REST: usize = 800 * GRANULE;
+    let (block, _) = long_block(false);
+    let next = take(REST / GRANULE);
+    assert_eq!(next.as_ptr() as usize, block.as_ptr() as usize + LONG);
+    // SAFETY: the run is new, and has `REST` bytes.
+    unsafe { next.as_ptr().write_bytes(7, REST) };
+    give(next);
+    // SAFETY: the test owns the block.
+    assert!(unsafe { arena::resize_run(block, (LONG + REST) / GRANULE) });
+    use_and_free(block, LONG / 4096);
+    assert_eq!(asks_for_huge_pages(long_block(false).1), Some(false));
+}
+
+/// Slabs in memory that a long block has left give their empty pages back.
+#[test]
+fn a_slab_in_a_huge_page_gives_pages_back() {
+    if !alone("a_slab_in_a_huge_page_gives_pages_back") || !has_huge_pages() {
+        return;
+    }
+    let (block, middle) = block_in_huge_pages();
+    let end = block.as_ptr() as usize + LONG;
+    // SAFETY: the test owns the block, and does not use it afterwards.
+    unsafe { free_run(block) };
+    let cache = KmemCache::new("in a block", Layout::from_size_align(256, 8).unwrap()).unwrap();
+    let mut objects: Vec<_> = (0..LONG / 256).map(|_| cache.alloc().unwrap()).collect();
+    let inside = objects
+        .iter()
+        .filter(|object| (middle - MIB..end).contains(&(object.as_ptr() as usize)));
+    assert!(inside.count() > LONG / 512);
+    assert_eq!(asks_for_huge_pages(middle), Some(true));
+    let before = resident();
+    // One object of each slab stays, so that no slab goes back whole.
+    for (nth, object) in objects.drain(..).enumerate() {
+        if !nth.is_multiple_of(256) {
+            // SAFETY: the object is of this cache, and is not used afterwards.
+            unsafe { cache.free(object) };
+        }
+    }
+    let shepherd = Shepherd::new();
+    let begun = Instant::now();
+    while before.saturating_sub(resident()) < 4 * MIB {
+        assert!(begun.elapsed().as_secs() < 20, "the pages stay");
+        shepherd.tick();
+        sleep(Duration::from_millis(100));
+    }
+    assert_eq!(asks_for_huge_pages(middle), Some(false));
 }
 
 /// The pages of a block that has huge pages move, and what is mapped where they were has small
