@@ -5,12 +5,14 @@ mod common;
 use common::assert_has;
 use common::reports::{free, keep, reports};
 use common::timer::Timer;
-use pinfold::slab::debug::{Kind, Part, on_report};
+use pinfold::slab::debug::{Kind, Part, on_report, symbolize_with};
 use pinfold::slab::{DebugFlags, KmemCache};
 use std::alloc::Layout;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::AtomicPtr;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Release};
+use std::thread::sleep;
+use std::time::Duration;
 
 fn cache(name: &str, flags: DebugFlags) -> KmemCache {
     on_report(keep);
@@ -234,6 +236,38 @@ fn wrong_frees_are_reported() {
     assert_eq!(reports().len(), 0);
     cache.destroy().unwrap();
     other.destroy().unwrap();
+}
+
+/// Looking up the names of the callers takes long, and makes no track older.
+#[test]
+fn ages_are_those_at_the_time_of_the_report() {
+    if !common::again::alone("ages_are_those_at_the_time_of_the_report", |_| {}) {
+        return;
+    }
+    symbolize_with(|_, to| {
+        sleep(Duration::from_millis(50));
+        to.write_str("a name")
+    });
+    let cache = cache("ages", DebugFlags::USER);
+    let object = cache.alloc().unwrap();
+    free(&cache, object);
+    free(&cache, object);
+    let text = &reports()[0].1;
+    let ages: Vec<f64> = text
+        .lines()
+        .filter_map(|line| {
+            line.strip_suffix(" s ago:")?
+                .rsplit(' ')
+                .next()?
+                .parse()
+                .ok()
+        })
+        .collect();
+    let [allocated, freed] = ages[..] else {
+        panic!("{text}");
+    };
+    assert!(allocated >= freed && freed < 0.2, "{text}");
+    cache.destroy().unwrap();
 }
 
 /// All checks at once, with all ways of allocating, report nothing about a correct program.

@@ -101,6 +101,7 @@ struct Report<'s> {
 
 impl Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let now = sys::coarse_milliseconds();
         let slot = slot(self.nth);
         let (block, size) = (slot.block.load(Relaxed), slot.size.load(Relaxed));
         let state = slot.state.load(Acquire);
@@ -122,9 +123,9 @@ impl Display for Report<'_> {
             What::Overwritten => "found by the free",
             _ => "done",
         };
-        self.by.write(done, f)?;
-        slot.allocated_by.write("allocated", f)?;
-        slot.freed_by.write("freed", f)
+        self.by.write(done, now, f)?;
+        slot.allocated_by.write("allocated", now, f)?;
+        slot.freed_by.write("freed", now, f)
     }
 }
 

@@ -66,14 +66,15 @@ impl Stack {
         self.thread.store(0, Relaxed);
     }
 
-    /// Writes the thread and the frames. Writes nothing if nothing is recorded.
-    pub(super) fn write(&self, what: &str, to: &mut dyn Write) -> fmt::Result {
+    /// Writes the thread and the frames. `now` is the time of the report. Writes nothing if nothing
+    /// is recorded.
+    pub(super) fn write(&self, what: &str, now: u64, to: &mut dyn Write) -> fmt::Result {
         // Acquire pairs with the release in `record`.
         let thread = self.thread.load(Acquire);
         if thread == 0 {
             return Ok(());
         }
-        let ago = sys::coarse_milliseconds().saturating_sub(self.milliseconds.load(Relaxed));
+        let ago = now.saturating_sub(self.milliseconds.load(Relaxed));
         let (seconds, rest) = (ago / 1000, ago % 1000);
         writeln!(
             to,

@@ -112,6 +112,7 @@ pub struct Report<'r> {
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let now = sys::coarse_milliseconds();
         // If no cache owns the memory at the address, the object is not another cache's.
         let is_nothing = self.kind == Kind::WrongCache && self.other.is_none();
         match is_nothing {
@@ -156,8 +157,8 @@ impl fmt::Display for Report<'_> {
             }
             writeln!(f)?;
         }
-        self.tracks[0].write("allocated", f)?;
-        self.tracks[1].write("freed", f)
+        self.tracks[0].write("allocated", now, f)?;
+        self.tracks[1].write("freed", now, f)
     }
 }
 
@@ -286,7 +287,8 @@ pub(crate) fn raise(report: &Report<'_>) {
 #[inline(never)]
 pub(crate) fn write_callers() {
     if !walks_are_forbidden() {
-        let _ = Track::here().write("found", &mut StandardError);
+        let now = sys::coarse_milliseconds();
+        let _ = Track::here().write("found", now, &mut StandardError);
     }
 }
 

@@ -102,13 +102,14 @@ impl Track {
         self.frames.iter().copied().take_while(|&frame| frame != 0)
     }
 
-    /// Writes the track, with the callers' names if they are known. Writes nothing for a track that
-    /// records nothing.
-    pub(super) fn write(&self, what: &str, to: &mut dyn fmt::Write) -> fmt::Result {
+    /// Writes the track, with the callers' names if they are known. `now` is the time of the report:
+    /// looking up the names of one track may take so long that the next would seem older. Writes
+    /// nothing for a track that records nothing.
+    pub(super) fn write(&self, what: &str, now: u64, to: &mut dyn fmt::Write) -> fmt::Result {
         if self.thread == 0 {
             return Ok(());
         }
-        let ago = sys::coarse_milliseconds().saturating_sub(self.milliseconds);
+        let ago = now.saturating_sub(self.milliseconds);
         let (seconds, rest) = (ago / 1000, ago % 1000);
         writeln!(
             to,
