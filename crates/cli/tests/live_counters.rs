@@ -175,6 +175,21 @@ fn counters_and_sets_are_shown_by_name() {
     );
 }
 
+/// A program that contains Pinfold gets no thread that it did not ask for.
+#[test]
+fn a_missing_shepherd_is_no_problem_in_a_program_that_contains_pinfold() {
+    // The test's harness has a second thread.
+    let program = Program::start(in_role(&[], "shows").env("RUST_TEST_THREADS", "2"));
+    let (out, error, code) = pinfold(&["doctor", &program.pid(), "--json"]);
+    assert_eq!(code, Some(0), "{error}");
+    let answer: Value = serde_json::from_str(&out).unwrap();
+    let checks = answer["checks"].as_array().unwrap();
+    let check = checks.iter().find(|check| check["name"] == "shepherd");
+    let check = check.unwrap();
+    assert_eq!(check["state"], "note", "{check}");
+    assert_has(check["follows"].as_str().unwrap(), &["Shepherd::start"]);
+}
+
 #[test]
 fn blocks_after_the_first_have_rates() {
     let program = start("shows", "on");

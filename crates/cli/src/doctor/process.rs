@@ -4,13 +4,14 @@
 //! read says so, and is no problem. What the user asked for by a variable is a note.
 
 use super::{Check, Report, State, check};
-use crate::foreign::{self, Identity};
+use crate::foreign::{self, Identity, Mapping};
 use crate::live::{Snapshot, Source, backend_name};
 use anyhow::{Context, Result};
 use pinfold::internal::segment::{Call, SlabEvent};
 use pinfold::internal::with_tightest_cgroup;
 use pinfold_malloc::settings::{MEMORY_LIMIT, RSEQ, SHEPHERD, STATS, THP};
 use std::ffi::OsStr;
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -354,11 +355,20 @@ impl Process {
             threads
         );
         if !is_there && threads > 1 {
-            let state = match setting {
-                "off" => State::Note,
-                _ => State::Problem,
+            let (state, advice) = match setting {
+                _ if !self.has_library() => (
+                    State::Note,
+                    "idle memory stays on CPUs that no thread uses any more: the program contains Pinfold, which starts no thread then; call Shepherd::start or pinfold_shepherd_start",
+                ),
+                "off" => (
+                    State::Note,
+                    "idle memory stays on CPUs that no thread uses any more: start it without PINFOLD_SHEPHERD=off",
+                ),
+                _ => (
+                    State::Problem,
+                    "idle memory stays on CPUs that no thread uses any more: docs/limits.md says where the automatic thread is missing; start it with PINFOLD_SHEPHERD=on",
+                ),
             };
-            let advice = "idle memory stays on CPUs that no thread uses any more: start it without PINFOLD_SHEPHERD=off, or call Shepherd::start";
             return verdict(state, found, advice);
         }
         let advice = if is_there {
@@ -367,6 +377,18 @@ impl Process {
             "a program with one thread needs none: nothing to do"
         };
         verdict(State::Ok, found, advice)
+    }
+
+    /// Returns whether the process has a shared library of Pinfold's, which starts a shepherd by
+    /// itself.
+    fn has_library(&self) -> bool {
+        let is_library = |mapping: io::Result<Mapping>| {
+            mapping.is_ok_and(|mapping| {
+                let name = mapping.path.rsplit(|&byte| byte == b'/').next();
+                name.is_some_and(|name| name.starts_with(b"libpinfold"))
+            })
+        };
+        self.files.maps().is_ok_and(|mut maps| maps.any(is_library))
     }
 
     fn isolated(&self) -> Check {
