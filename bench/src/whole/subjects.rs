@@ -47,8 +47,8 @@ struct Known {
     includes: Vec<String>,
     /// The compiler and its arguments, without sources, folders and output.
     compile: Vec<String>,
-    /// The variables that its programs get: they turn on the heap profile, one sample in 512 KiB, or
-    /// choose how Pinfold tells CPUs apart.
+    /// The variables that its programs get: they turn on the heap profile, one sample in 512 KiB,
+    /// or choose how Pinfold tells CPUs apart.
     variables: Vec<(String, String)>,
 }
 

@@ -57,15 +57,25 @@ pub fn lost(profile: &Profile) -> String {
     line.to_string()
 }
 
+/// Returns whether each sample stands for one block, and no sample was dropped.
+fn is_exact(profile: &Profile, what: What) -> bool {
+    // A block that is lost or reachable has the sample of a block in use.
+    let what = match what {
+        What::Lost | What::Reachable => What::InUse,
+        _ => what,
+    };
+    let blocks = what.objects(&profile.totals());
+    let is_each = (blocks - what.samples(profile) as f64).abs() < 0.5;
+    profile.interval == 1 && profile.dropped == 0 && is_each
+}
+
 /// Returns the line that sums the profile up.
 pub fn summary(profile: &Profile, what: What) -> String {
     let totals = profile.totals();
     let samples = what.samples(profile);
     let (all, objects) = (what.bytes(&totals), what.objects(&totals));
     let blocks = blocks(objects);
-    // Each sample stands for one block, and no sample was dropped.
-    let is_exact =
-        profile.interval == 1 && profile.dropped == 0 && (objects - samples as f64).abs() < 0.5;
+    let is_exact = is_exact(profile, what);
     let about = if is_exact { "" } else { "about " };
     let mut lines = Lines::default();
     lines.add(match &profile.older {
@@ -207,12 +217,16 @@ pub fn largest(profile: &Profile, what: What, most: usize) -> Vec<&Stack> {
 /// Lists the `most` call stacks with the most bytes, largest first.
 pub fn stacks(profile: &Profile, what: What, most: usize) -> String {
     let mut text = Lines::default();
+    let about = match profile.older.is_none() && is_exact(profile, what) {
+        true => "",
+        false => "about ",
+    };
     for stack in largest(profile, what, most) {
         text.add(format_args!(
-            "{} {} about {} blocks, {}, from:",
+            "{} {} {about}{}, {}, from:",
             bytes(what.bytes(&stack.values)),
             relation(what),
-            rounded(what.objects(&stack.values), 0),
+            blocks(what.objects(&stack.values)),
             what.word(),
         ));
         for &nth in &stack.locations {

@@ -302,12 +302,16 @@ pub fn set(args: SetArgs) -> Result<ExitCode> {
                 before: (last == "BEFORE").then_some(before),
             },
         )?,
-        false => Table::of(&table)
-            .column("NAME", |row| row.0)
-            .column("VALUE", |row| &row.1)
-            .column(last, |row| &row.2)
-            .table()
-            .to_string(),
+        false => {
+            let table = Table::of(&table)
+                .column("NAME", |row| row.0)
+                .column("VALUE", |row| &row.1);
+            let table = match last {
+                "TAKES" => table.also_names(last, |row| &row.2),
+                _ => table.column(last, |row| &row.2),
+            };
+            table.table().to_string()
+        }
     };
     output::print(&text)?;
     result.map(|()| ExitCode::SUCCESS)

@@ -80,7 +80,8 @@ pub struct Args {
     /// Give some blocks pages of their own, so that an access beyond one or after its free writes a
     /// report; one allocation in BYTES is sampled, and alone, it means 512k
     ///
-    /// Reports go to standard error. docs/guarded-blocks.md explains them.
+    /// No block is guarded in the first 100 ms. Reports go to standard error.
+    /// docs/guarded-blocks.md explains them.
     #[arg(long, value_name = "BYTES", num_args = 0..=1, require_equals = true, default_missing_value = "on", value_parser = |value: &str| environment::option(GUARD, value))]
     guard: Option<String>,
 

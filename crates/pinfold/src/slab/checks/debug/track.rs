@@ -102,9 +102,9 @@ impl Track {
         self.frames.iter().copied().take_while(|&frame| frame != 0)
     }
 
-    /// Writes the track, with the callers' names if they are known. `now` is the time of the report:
-    /// looking up the names of one track may take so long that the next would seem older. Writes
-    /// nothing for a track that records nothing.
+    /// Writes the track, with the callers' names if they are known. `now` is the time of the
+    /// report: looking up the names of one track may take so long that the next would seem older.
+    /// Writes nothing for a track that records nothing.
     pub(super) fn write(&self, what: &str, now: u64, to: &mut dyn fmt::Write) -> fmt::Result {
         if self.thread == 0 {
             return Ok(());
