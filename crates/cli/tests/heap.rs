@@ -465,9 +465,7 @@ fn leaks_are_exact_on_request_and_near_otherwise() {
 fn stacks_of(report: &str, kind: &str, function: &str) -> Vec<(f64, u64)> {
     let stacks = report.split("from:\n    ").collect::<Vec<_>>();
     let heads = stacks.windows(2).filter(|pair| {
-        let frames = pair[1]
-            .lines()
-            .take_while(|line| !line.contains(" blocks, "));
+        let frames = pair[1].lines().take_while(|line| !line.ends_with(", "));
         pair[0].ends_with(&format!("{kind}, "))
             && frames.into_iter().any(|line| line.contains(function))
     });
@@ -477,7 +475,7 @@ fn stacks_of(report: &str, kind: &str, function: &str) -> Vec<(f64, u64)> {
         let unit = if words[1] == "KiB" { 1024.0 } else { 1.0 };
         (
             words[0].parse::<f64>().unwrap() * unit,
-            words[4].parse().unwrap(),
+            words[3].parse().unwrap(),
         )
     });
     sizes.collect()
