@@ -33,11 +33,11 @@
 //! | `Cpu::install` | `pinfold/src/slab/` `Descriptor::install` | `f47fd15e8c584add` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::alloc_slow` | `0cfcea45f04d49df` |
 //! | `Cpu::slow_path` | `pinfold/src/slab/` `Descriptor::free_slow` | `79a2b3c6d596c709` |
-//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `c04001f6b40f9195` |
-//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `658aa9e0eb887315` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_full` | `0bcc47aef23c5834` |
+//! | `Cpu::slow_path` | `pinfold/src/slab/` `Node::exchange_for_empty` | `05f1c461d5090b18` |
 //! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Descriptor::exchange_for_empty` |
 //! `ba32e57c8200db66` |
-//! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Node::flush_oldest` | `f88f586a12cfb762` |
+//! | `Parts::exchange_for_empty` | `pinfold/src/slab/` `Node::flush_oldest` | `88fc8e3f1fcd1f4a` |
 //! | `Parts::hand_over` | `pinfold/src/slab/` `Descriptor::hand_over` | `22111b4621a2a6e4` |
 //! | `Parts::take_in` | `pinfold/src/slab/` `Node::take_in` | `5db22a551ccb78d7` |
 //! | `Parts::empty` | `pinfold/src/slab/` `Node::empty` | `ce5f18289156b98a` |

@@ -53,11 +53,13 @@ const IDLE_SHEAVES: usize = 8;
 /// The capacity of sheaves while a cache's slabs are [sparse](Slabs::is_sparse). An object that
 /// moves only between callers and sheaves keeps its slab in use. With small sheaves, more freed
 /// objects reach their slabs, and more objects come from the fullest slabs. So the other slabs
-/// drain.
-const SPARSE_CAPACITY: usize = 8;
+/// drain. If allocations and frees come in random order, two freed objects in five reach their
+/// slabs from sheaves of two, one in four from sheaves of eight, and one in six from sheaves of
+/// sixteen.
+const SPARSE_CAPACITY: usize = 2;
 /// The largest number of exchanges with small sheaves before the coarse clock advances (some
 /// milliseconds). Later exchanges use sheaves of full size until then, so that a burst stays fast.
-const SPARSE_EXCHANGES: u32 = 256;
+const SPARSE_EXCHANGES: u32 = 1024;
 
 /// What the node's lock protects.
 pub(crate) struct Stock {
@@ -91,7 +93,7 @@ pub(crate) struct Node {
     /// Where the slow paths count events: in `own_events`, or in the statistics segment.
     pub(crate) events: AtomicPtr<NodeEvents>,
     pub(crate) own_events: &'static NodeEvents,
-    /// Whether sparse slabs should drain, as last found under the lock.
+    /// Whether the slabs are sparse, as last found under the lock.
     sparse: AtomicBool,
     /// Whether many objects are free in the slabs of a split cache, as last found under the lock
     /// (`parts`).
@@ -130,8 +132,8 @@ impl Node {
         }
     }
 
-    /// Returns whether the slabs are sparse and should drain. If so, a CPU keeps no spare sheaf. A
-    /// hint, read without the lock.
+    /// Returns whether the slabs are sparse, so that they should drain. If so, a CPU keeps no spare
+    /// sheaf. A hint, read without the lock.
     pub(crate) fn is_sparse(&self) -> bool {
         self.sparse.load(Relaxed)
     }
@@ -249,7 +251,7 @@ impl Node {
             self.count(SlabEvent::AllocLockless, grows.into());
             return Err(empty);
         };
-        self.sparse.store(stock.is_draining(cache), Relaxed);
+        self.sparse.store(stock.slabs.is_sparse(cache), Relaxed);
         self.take_back(cache, &mut stock);
         // A hardened cache takes full sheaves from the barn only in `exchange_quarantined`.
         let from_barn = cache.hardening.is_none();
@@ -335,7 +337,7 @@ impl Node {
             return Err(full);
         };
         stock.count(SlabEvent::FreeSlowpath, 1);
-        self.sparse.store(stock.is_draining(cache), Relaxed);
+        self.sparse.store(stock.slabs.is_sparse(cache), Relaxed);
         if let Some(sheaf) = full {
             stock.count(SlabEvent::BarnPut, 1);
             stock.put_full(sheaf);
@@ -417,7 +419,10 @@ impl Node {
             }
             let mut oldest = stock.take_oldest()?;
             stock.count(SlabEvent::BarnPutFail, 1);
-            stock.overflowed += oldest.len();
+            // While slabs drain, the barn has no room because it is to have none.
+            if !stock.is_draining(cache) {
+                stock.overflowed += oldest.len();
+            }
             self.flush(cache, stock, &mut oldest);
             let has_others = !oldest.is_empty();
             if let Some(other) = flushed.replace(oldest) {
@@ -549,7 +554,7 @@ impl Node {
             stock.overflowed = 0;
             stock.idle = stock.full.length;
             stock.exchanges = 0;
-            self.sparse.store(stock.is_draining(cache), Relaxed);
+            self.sparse.store(stock.slabs.is_sparse(cache), Relaxed);
             stock.slabs.begin_purge();
         }
         // While a thread has isolated its CPU, memory waits.
