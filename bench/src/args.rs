@@ -240,7 +240,7 @@ pub struct WholeArgs {
 #[derive(Debug, ClapArgs)]
 pub struct LimitArgs {
     /// Programs, separated by commas; `all`, `loads`, `real` and `attacks` stand for several.
-    #[arg(long, value_delimiter = ',', default_value = "all,attacks")]
+    #[arg(long, value_delimiter = ',', default_value = "all,robson,ladder")]
     pub programs: Vec<String>,
     #[command(flatten)]
     pub setup: WholeSetup,

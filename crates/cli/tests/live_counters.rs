@@ -188,6 +188,8 @@ fn a_missing_shepherd_is_no_problem_in_a_program_that_contains_pinfold() {
     let check = check.unwrap();
     assert_eq!(check["state"], "note", "{check}");
     assert_has(check["follows"].as_str().unwrap(), &["Shepherd::start"]);
+    let found = check["found"].as_str().unwrap();
+    assert!(!found.contains("PINFOLD_SHEPHERD"), "{found}");
 }
 
 #[test]

@@ -799,7 +799,8 @@ int pinfold_cache_flush_deferred(const struct pinfold_cache *cache);
 /*
  * Writes the state of `cache`, or of all caches if `cache` is NULL, as text in the format of
  * /proc/slabinfo, version 2.1. Writes at most `size` bytes, including the NUL, like snprintf.
- * `buffer` may be NULL if `size` is 0.
+ * `buffer` may be NULL if `size` is 0. A size class of malloc has a cache from its first allocation
+ * on.
  *
  * Returns the length of the whole text without the NUL. The next call may find another length.
  * Takes the nodes' locks.
@@ -830,8 +831,8 @@ struct pinfold_cache_info {
 
 /*
  * Calls `each`, which may be NULL, with `context` for all caches of the process, including those of
- * malloc. No lock is held during the calls: `each` may allocate. A cache that is created or
- * destroyed meanwhile may be missing.
+ * malloc. A size class of malloc has a cache from its first allocation on. No lock is held during
+ * the calls: `each` may allocate. A cache that is created or destroyed meanwhile may be missing.
  *
  * Returns how many caches there were.
  */

@@ -193,7 +193,8 @@ fn the_limit_on_dirty_memory_binds() {
 fn a_limit_that_is_set_later_binds() {
     let _alone = alone();
     stay_here();
-    alloc_and_free(20, 1);
+    alloc_and_free(1, 20);
+    assert_eq!(memory::dirty(), 20 * GRANULE as u64);
     let run = alloc(20);
     memory::set_dirty_limit(Some(1 << 20));
     free(run);

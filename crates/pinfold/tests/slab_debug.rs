@@ -266,7 +266,8 @@ fn ages_are_those_at_the_time_of_the_report() {
     let [allocated, freed] = ages[..] else {
         panic!("{text}");
     };
-    assert!(allocated >= freed && freed < 0.2, "{text}");
+    assert!(allocated >= freed, "{text}");
+    assert!(text.contains("a name"), "{text}");
     cache.destroy().unwrap();
 }
 

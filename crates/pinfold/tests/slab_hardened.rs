@@ -10,6 +10,7 @@ use pinfold::slab::{KmemCache, MemPool};
 use std::alloc::Layout;
 use std::collections::HashSet;
 use std::ptr::NonNull;
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 fn hardened(name: &str, size: usize) -> KmemCache {
@@ -45,6 +46,34 @@ fn a_second_free_is_found_while_the_first_is_in_a_sheaf() {
     let all: HashSet<_> = take(&cache, 1000).into_iter().collect();
     assert_eq!(all.len(), 1000);
     all.into_iter().for_each(|object| free(&cache, object));
+    assert_eq!(reports().len(), 0);
+    cache.destroy().unwrap();
+}
+
+/// A freed object waits also while the cache's slabs have few objects in use and drain.
+#[test]
+fn a_freed_object_waits_while_slabs_are_sparse() {
+    pin(0);
+    let cache = hardened("waits", 1024);
+    let objects = take(&cache, 20_000);
+    let (kept, rest): (Vec<_>, Vec<_>) =
+        (objects.into_iter().enumerate()).partition(|(nth, _)| nth.is_multiple_of(16));
+    rest.into_iter()
+        .for_each(|(_, object)| free(&cache, object));
+    let sheaf = cache.statistics().sheaf_capacity;
+    let mut again = Vec::new();
+    for _ in 0..50 {
+        // A burst turns the draining off until the coarse clock advances.
+        sleep(Duration::from_millis(5));
+        let freed = take(&cache, sheaf / 4);
+        freed.iter().for_each(|&object| free(&cache, object));
+        let next = take(&cache, sheaf);
+        let early = next.iter().filter(|object| freed.contains(object)).count();
+        assert_eq!(early, 0);
+        again.extend(next);
+    }
+    let kept = kept.into_iter().map(|(_, object)| object);
+    kept.chain(again).for_each(|object| free(&cache, object));
     assert_eq!(reports().len(), 0);
     cache.destroy().unwrap();
 }
@@ -182,7 +211,7 @@ fn a_second_free_is_found_after_the_page_was_given_back() {
             begin.elapsed() < Duration::from_secs(20),
             "no page went back"
         );
-        std::thread::sleep(Duration::from_millis(100));
+        sleep(Duration::from_millis(100));
     };
     free(&cache, object);
     let found = reports();
@@ -323,9 +352,9 @@ fn threads_that_reported_at_the_same_time_report_again() {
     std::thread::scope(|scope| {
         for late in [0, 50] {
             scope.spawn(move || {
-                std::thread::sleep(Duration::from_millis(late));
+                sleep(Duration::from_millis(late));
                 free_twice(100);
-                std::thread::sleep(Duration::from_millis(100));
+                sleep(Duration::from_millis(100));
                 free_twice(0);
             });
         }
@@ -404,7 +433,7 @@ fn idle_held_sheaves_are_drained() {
     while cache.usage().cpu_objects > 0 {
         assert!(begin.elapsed().as_secs() < 20, "{:?}", cache.usage());
         shepherd.tick();
-        std::thread::sleep(Duration::from_millis(20));
+        sleep(Duration::from_millis(20));
     }
     cache.destroy().unwrap();
 }

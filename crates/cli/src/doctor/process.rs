@@ -1,7 +1,8 @@
 //! `pinfold doctor PID`: what is good and what is bad for a running process, and what to do.
 //!
 //! The checks use the process's segment and its files in `/proc`. A check whose files cannot be
-//! read says so, and is no problem. What the user asked for by a variable is a note.
+//! read says so, and is no problem. What the user asked for by a variable, or the program left out,
+//! is a note.
 
 use super::{Check, Report, State, check};
 use crate::foreign::{self, Identity, Mapping};
@@ -11,7 +12,6 @@ use pinfold::internal::segment::{Call, SlabEvent};
 use pinfold::internal::with_tightest_cgroup;
 use pinfold_malloc::settings::{MEMORY_LIMIT, RSEQ, SHEPHERD, STATS, THP};
 use std::ffi::OsStr;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -289,8 +289,10 @@ impl Process {
         );
         // A small program has most of its memory in sheaves, which is no problem.
         let problem = share > 50.0 && most > 64 << 20;
-        let advice =
-            "start it with PINFOLD_SHEPHERD=on, which takes idle sheaves back from all CPUs";
+        let advice = match self.has_library() {
+            Some(false) => "call Shepherd::start, which takes idle sheaves back from all CPUs",
+            _ => "start it with PINFOLD_SHEPHERD=on, which takes idle sheaves back from all CPUs",
+        };
         judge(problem, found, advice)
     }
 
@@ -303,7 +305,14 @@ impl Process {
             mib(self.snapshot.returned)
         );
         let problem = share > 25.0 && dirty > 64 << 20;
-        let advice = "set PINFOLD_MEMORY_LIMIT, or start it with PINFOLD_SHEPHERD=on, so that free memory goes back";
+        let advice = match self.has_library() {
+            Some(false) => {
+                "set PINFOLD_MEMORY_LIMIT, or call Shepherd::start, so that free memory goes back"
+            }
+            _ => {
+                "set PINFOLD_MEMORY_LIMIT, or start it with PINFOLD_SHEPHERD=on, so that free memory goes back"
+            }
+        };
         judge(problem, found, advice)
     }
 
@@ -349,22 +358,31 @@ impl Process {
         }
         let is_there = !found.is_empty();
         let setting = self.variable(SHEPHERD).unwrap_or("auto");
+        let library = self.has_library();
         let found = format!(
-            "{}, {} threads, {SHEPHERD}={setting}",
+            "{}, {threads} threads{}",
             if is_there { "there" } else { "not there" },
-            threads
+            match library {
+                // Such a program does not read the variable.
+                Some(false) => String::new(),
+                _ => format!(", {SHEPHERD}={setting}"),
+            }
         );
         if !is_there && threads > 1 {
-            let (state, advice) = match setting {
-                _ if !self.has_library() => (
+            let (state, advice) = match (library, setting) {
+                (None, _) => (
+                    State::Note,
+                    "its mappings may not be read, so it is not known whether the program contains Pinfold and starts shepherds itself",
+                ),
+                (Some(false), _) => (
                     State::Note,
                     "idle memory stays on CPUs that no thread uses any more: the program contains Pinfold, which starts no thread then; call Shepherd::start or pinfold_shepherd_start",
                 ),
-                "off" => (
+                (Some(true), "off") => (
                     State::Note,
                     "idle memory stays on CPUs that no thread uses any more: start it without PINFOLD_SHEPHERD=off",
                 ),
-                _ => (
+                (Some(true), _) => (
                     State::Problem,
                     "idle memory stays on CPUs that no thread uses any more: docs/limits.md says where the automatic thread is missing; start it with PINFOLD_SHEPHERD=on",
                 ),
@@ -379,16 +397,19 @@ impl Process {
         verdict(State::Ok, found, advice)
     }
 
-    /// Returns whether the process has a shared library of Pinfold's, which starts a shepherd by
-    /// itself.
-    fn has_library(&self) -> bool {
-        let is_library = |mapping: io::Result<Mapping>| {
-            mapping.is_ok_and(|mapping| {
-                let name = mapping.path.rsplit(|&byte| byte == b'/').next();
-                name.is_some_and(|name| name.starts_with(b"libpinfold"))
-            })
+    /// Returns whether the process has a shared library with the name of Pinfold's, which starts a
+    /// shepherd by itself. Returns `None` if the mappings cannot be read.
+    fn has_library(&self) -> Option<bool> {
+        let is_library = |mapping: Mapping| {
+            let name = mapping.path.rsplit(|&byte| byte == b'/').next();
+            name.is_some_and(|name| name.starts_with(b"libpinfold"))
         };
-        self.files.maps().is_ok_and(|mut maps| maps.any(is_library))
+        for mapping in self.files.maps().ok()? {
+            if is_library(mapping.ok()?) {
+                return Some(true);
+            }
+        }
+        Some(false)
     }
 
     fn isolated(&self) -> Check {

@@ -59,7 +59,7 @@ pub fn lost(profile: &Profile) -> String {
 
 /// Returns whether each sample stands for one block, and no sample was dropped.
 fn is_exact(profile: &Profile, what: What) -> bool {
-    // A block that is lost or reachable has the sample of a block in use.
+    // Lost and reachable blocks are blocks in use.
     let what = match what {
         What::Lost | What::Reachable => What::InUse,
         _ => what,

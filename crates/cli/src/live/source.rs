@@ -73,7 +73,7 @@ impl fmt::Display for Unreadable {
                 "this user may not look at it: run this as its owner, or as root with CAP_SYS_PTRACE"
             }
             Unreadable::NotShown => {
-                "it shows no statistics: it does not run on Pinfold, or has PINFOLD_SEGMENT=off or too low a limit; start it with `pinfold run`, or in a Rust program that has object caches make pinfold-malloc the global allocator; see `pinfold list`"
+                "it shows no statistics: it does not run on Pinfold, or has PINFOLD_SEGMENT=off or too low a limit; start it with `pinfold run` (a Rust program with object caches needs pinfold-malloc as its global allocator), and see `pinfold list`"
             }
             Unreadable::Untraceable => {
                 "it is a forked child or has closed its descriptors, so only a process that may trace it can read or ask it: run this as root with CAP_SYS_PTRACE, or as its owner while kernel.yama.ptrace_scope is 0"

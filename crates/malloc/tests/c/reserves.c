@@ -363,6 +363,8 @@ static void say(void)
 	memset(little, 'x', sizeof(little));
 	CHECK(pinfold_slabinfo(cache, little, 10) == length && strcmp(little, "slabinfo ") == 0 &&
 	      little[10] == 'x');
+	/* A size class has a cache from its first allocation on. */
+	free(malloc(64));
 	length = pinfold_slabinfo(NULL, NULL, 0) + 1000;
 	CHECK((all = malloc(length)) && pinfold_slabinfo(NULL, all, length) < length);
 	CHECK(strstr(all, "\ntold_of ") && strstr(all, "\nkmalloc-00064 "));
@@ -378,7 +380,8 @@ static void say(void)
 	CHECK(pinfold_cache_attribute(cache, "\xff", &value) == -1 && errno == EINVAL);
 
 	caches = pinfold_caches_for_each(note, &found);
-	CHECK(caches > 10 && caches == pinfold_caches_for_each(NULL, NULL));
+	CHECK(caches > 1 && caches <= pinfold_caches_for_each(NULL, NULL));
+	caches = pinfold_caches_for_each(NULL, NULL);
 	CHECK(found.object_size == 100 && found.slab_size == size && found.objects == 7 &&
 	      found.total_objects == total);
 	CHECK(found.slabs == total / per_slab && (found.flags & PINFOLD_SLAB_RED_ZONE));

@@ -51,8 +51,9 @@ struct Row {
     places: [AtomicUsize; PLACES],
     /// Counts the calls of [`park`]. Two threads may store the same count, which does no harm.
     calls: AtomicU32,
-    /// The row may have this many granules in all, as [`kept::may_park`] has said since a run last
-    /// passed to the arena ([`PASS`]).
+    /// How many granules the row may have in all, by the last answers of [`kept::may_park`]. 0
+    /// again at each call that passes its run to the arena ([`PASS`]). So when the program's use
+    /// falls, up to 63 more runs are parked by the old answer.
     allowed: AtomicU32,
 }
 
@@ -109,8 +110,8 @@ fn granules_in(row: &Row) -> usize {
 
 /// Parks a run on this CPU. Passes to `give` each run that should go to the arena: this one if it
 /// may not be parked, and others for which there is no room any more. Costs one or two atomic steps
-/// on a cache line of this CPU, and loads of the nodes' figures. The caller owns the run, whose
-/// entry in the page map is 0.
+/// on a cache line of this CPU, and now and then loads of the nodes' figures. The caller owns the
+/// run, whose entry in the page map is 0.
 pub(super) fn park(run: Parked, mut give: impl FnMut(Parked)) {
     let nth = nth_row();
     let row = &ROWS_OF_CPUS[nth];
@@ -156,10 +157,11 @@ pub(super) fn park(run: Parked, mut give: impl FnMut(Parked)) {
         .for_each(give);
 }
 
-/// Returns whether a row that has `others` may have `granules` more. Mostly costs two loads.
+/// Returns whether a row that has `others` may have `granules` more. Without limits, this mostly
+/// costs three loads.
 fn may_have(row: &Row, others: usize, granules: usize) -> bool {
-    // A limit that a program has set holds for all CPUs together, so each run counts.
-    if budget::dirty_limit().is_some() {
+    // A limit may be lowered at any time, and holds for all CPUs together.
+    if budget::dirty_limit().is_some() || budget::is_limited() {
         return kept::may_park(others, granules);
     }
     let all = others + granules;

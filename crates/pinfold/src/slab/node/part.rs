@@ -58,7 +58,8 @@ const IDLE_SHEAVES: usize = 8;
 /// sixteen.
 const SPARSE_CAPACITY: usize = 2;
 /// The largest number of exchanges with small sheaves before the coarse clock advances (some
-/// milliseconds). Later exchanges use sheaves of full size until then, so that a burst stays fast.
+/// milliseconds). A call that gives a sheaf and takes one counts twice. Later exchanges use sheaves
+/// of full size until then, so that a burst stays fast.
 const SPARSE_EXCHANGES: u32 = 1024;
 
 /// What the node's lock protects.
@@ -521,9 +522,9 @@ impl Node {
     }
 
     /// Gives back what was not needed for [`IDLE_FOR`] milliseconds: objects of full sheaves to
-    /// their slabs, empty slabs to the arena, and pages of free objects to the system. Also resets
-    /// the count of exchanges, so that sparse slabs drain again after a burst: CPUs with two full
-    /// sheaves make no exchange, which would reset it.
+    /// their slabs, empty slabs to the arena, and pages of free objects to the system. Also looks
+    /// whether the slabs are sparse: a CPU with two full sheaves makes no exchange, which would
+    /// look.
     ///
     /// Does a small step, because the caller may be an allocation, and other threads wait for the
     /// lock meanwhile. Returns whether there is more to do now.
@@ -553,7 +554,6 @@ impl Node {
             stock.looked = now;
             stock.overflowed = 0;
             stock.idle = stock.full.length;
-            stock.exchanges = 0;
             self.sparse.store(stock.slabs.is_sparse(cache), Relaxed);
             stock.slabs.begin_purge();
         }
@@ -596,7 +596,8 @@ impl Stock {
     }
 
     /// Returns whether this exchange uses small sheaves and keeps no full sheaf in the barn, so
-    /// that sparse slabs drain. Counts the exchange.
+    /// that sparse slabs drain. (A hardened cache keeps full-size sheaves, and its quarantine in
+    /// the barn.) Counts the exchange.
     fn drains(&mut self, cache: &Descriptor) -> bool {
         if !self.slabs.is_sparse(cache) {
             return false;
@@ -612,6 +613,8 @@ impl Stock {
     /// Returns the most full sheaves that the barn holds now. Counts the exchange.
     fn barn_most(&mut self, cache: &Descriptor) -> usize {
         match self.drains(cache) {
+            // A hardened cache allocates nothing from these, so its slabs drain all the same.
+            true if cache.hardening.is_some() => QUARANTINE,
             true => 0,
             false => cache.barn_most(self.slabs.count, self.extra),
         }
@@ -628,7 +631,7 @@ impl Stock {
 
     /// Returns the capacity for a sheaf that is about to be filled or emptied.
     fn capacity(&mut self, cache: &Descriptor) -> usize {
-        match self.drains(cache) {
+        match cache.hardening.is_none() && self.drains(cache) {
             true => cache.capacity().min(SPARSE_CAPACITY),
             false => cache.capacity(),
         }

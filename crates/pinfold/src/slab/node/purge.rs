@@ -84,8 +84,7 @@ impl Slab {
             let from = (start + first * cache.geometry.size).next_multiple_of(page);
             let to = (start + end * cache.geometry.size) / page * page;
             if let Some(at) = NonNull::new(from as *mut u8).filter(|_| from < to) {
-                // Otherwise, the next write to one of these pages would bring a whole huge page
-                // back.
+                // With huge pages, the next write to one of these pages would bring back 2 MiB.
                 arena::refuse_huge_pages(arena::head_of(start), cache.geometry.granules as u32);
                 // SAFETY: these pages hold only free objects, whose content is not needed. The
                 // caller holds the node's lock, so no thread takes one of these objects during the

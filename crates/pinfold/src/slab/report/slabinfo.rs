@@ -36,7 +36,8 @@ pub struct Slabinfo {
 }
 
 /// Returns a value that displays all caches in the form of `/proc/slabinfo`, version 2.1. The
-/// caches are read only when the value is displayed.
+/// caches are read only when the value is displayed. A size class of malloc has a cache from its
+/// first allocation on.
 ///
 /// ```
 /// print!("{}", pinfold::slab::slabinfo());
