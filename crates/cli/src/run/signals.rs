@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
 /// Signals that this process passes on to the command.
 const RELAYED: [i32; 11] = [
@@ -35,8 +35,11 @@ const OF_THE_END: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
 /// The command's process id. 0 before it has started, and after it has ended.
 static CHILD: AtomicI32 = AtomicI32::new(0);
-/// A bit for each signal that arrived before the command had started.
-static EARLY: AtomicU64 = AtomicU64::new(0);
+/// Who sent each signal that arrived before [`CHILD`] was known: a process, or [`ANYBODY`]. 0 if the
+/// signal has not arrived. The command may run, and send a signal, before its id is known here.
+static EARLY: [AtomicI32; 65] = [const { AtomicI32::new(0) }; 65];
+/// The kernel or several processes.
+const ANYBODY: i32 = -1;
 
 /// Restores the default action of SIGPIPE. The Rust runtime ignores the signal, but the command
 /// must start with the action that shells leave.
@@ -79,7 +82,11 @@ extern "C" fn relay(signal: i32, about: *mut libc::siginfo_t, _: *mut libc::c_vo
     // A positive code means that the kernel sent the signal.
     let has_it = about.si_code > 0 && OF_TERMINALS.contains(&signal);
     if child == 0 {
-        EARLY.fetch_or(1 << (signal - 1), Ordering::Relaxed);
+        let (early, by) = (&EARLY[signal as usize], sender(about).unwrap_or(ANYBODY));
+        let first = early.compare_exchange(0, by, Ordering::Relaxed, Ordering::Relaxed);
+        if first.is_err_and(|other| other != by) {
+            early.store(ANYBODY, Ordering::Relaxed);
+        }
     } else if !has_it {
         // SAFETY: `errno` is the thread's own.
         let errno = unsafe { *libc::__errno_location() };
@@ -156,11 +163,14 @@ impl Relay {
     }
 
     pub fn send_to(&self, child: u32) {
-        CHILD.store(child as i32, Ordering::Relaxed);
-        let early = EARLY.swap(0, Ordering::Relaxed);
-        for signal in (1..=64).filter(|signal| early & 1 << (signal - 1) != 0) {
-            // SAFETY: `kill` touches no memory, and nothing has reaped the child yet.
-            unsafe { libc::kill(child as i32, signal) };
+        let child = child as i32;
+        CHILD.store(child, Ordering::Relaxed);
+        for (signal, early) in EARLY.iter().enumerate() {
+            let by = early.swap(0, Ordering::Relaxed);
+            if by != 0 && by != child {
+                // SAFETY: `kill` touches no memory, and nothing has reaped the child yet.
+                unsafe { libc::kill(child, signal as i32) };
+            }
         }
     }
 
@@ -230,5 +240,83 @@ pub fn has_capabilities(path: &CStr) -> bool {
             std::ptr::null_mut(),
             0,
         ) > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    static CAUGHT: AtomicI32 = AtomicI32::new(0);
+
+    extern "C" fn catch(_: i32, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
+        CAUGHT.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Runs `f` in a forked child, and returns what `f` returns.
+    fn forked(f: impl FnOnce() -> i32) -> i32 {
+        // SAFETY: the child of each caller uses atomics and calls functions that are allowed
+        // between fork and exec. Its allocations wait for no lock of another thread.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let result = f();
+            // SAFETY: the child has nothing to clean up.
+            unsafe { libc::_exit(result) };
+        }
+        exit_status(child)
+    }
+
+    fn exit_status(child: i32) -> i32 {
+        let mut status = 0;
+        // SAFETY: the call writes to `status`.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        libc::WEXITSTATUS(status)
+    }
+
+    /// Returns how often a command catches SIGUSR1 after it, or its parent, has sent the signal to
+    /// this process, which does not know the command's id yet.
+    fn caught(by_command: bool) -> i32 {
+        forked(|| {
+            let relay = Relay::start();
+            // The command gets no signal before it catches it.
+            let command = blocked(|| {
+                // SAFETY: as in `forked`.
+                let command = unsafe { libc::fork() };
+                if command == 0 {
+                    let mut action = action_of(libc::SIGUSR1);
+                    action.sa_sigaction = catch as *const () as usize;
+                    set_action(libc::SIGUSR1, &action);
+                }
+                command
+            });
+            if command == 0 {
+                // SAFETY: these calls touch no memory. A signal ends the sleep.
+                unsafe {
+                    if by_command {
+                        libc::kill(libc::getppid(), libc::SIGUSR1);
+                    }
+                    libc::usleep(300_000);
+                    libc::_exit(CAUGHT.load(Ordering::Relaxed));
+                }
+            }
+            if !by_command {
+                let sender = || {
+                    // SAFETY: the call touches no memory.
+                    unsafe { libc::kill(libc::getppid(), libc::SIGUSR1) }
+                };
+                assert_eq!(forked(sender), 0);
+            }
+            while EARLY[libc::SIGUSR1 as usize].load(Ordering::Relaxed) == 0 {
+                std::thread::yield_now();
+            }
+            relay.send_to(command as u32);
+            exit_status(command)
+        })
+    }
+
+    #[test]
+    fn a_command_gets_no_signal_back_that_it_sent_before_its_id_was_known() {
+        assert_eq!(caught(true), 0);
+        assert_eq!(caught(false), 1);
     }
 }
