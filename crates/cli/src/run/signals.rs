@@ -35,8 +35,8 @@ const OF_THE_END: [i32; 3] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP];
 
 /// The command's process id. 0 before it has started, and after it has ended.
 static CHILD: AtomicI32 = AtomicI32::new(0);
-/// Who sent each signal that arrived before [`CHILD`] was known: a process, or [`ANYBODY`]. 0 if the
-/// signal has not arrived. The command may run, and send a signal, before its id is known here.
+/// Who sent each signal that arrived before [`CHILD`] was known: a process, or [`ANYBODY`]. 0 if
+/// the signal has not arrived. The command may run, and send a signal, before its id is known here.
 static EARLY: [AtomicI32; 65] = [const { AtomicI32::new(0) }; 65];
 /// The kernel or several processes.
 const ANYBODY: i32 = -1;
