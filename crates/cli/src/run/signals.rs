@@ -256,7 +256,7 @@ mod tests {
     /// Runs `f` in a forked child, and returns what `f` returns.
     fn forked(f: impl FnOnce() -> i32) -> i32 {
         // SAFETY: the child of each caller uses atomics and calls functions that are allowed
-        // between fork and exec. Its allocations wait for no lock of another thread.
+        // between fork and exec, and malloc, whose locks the C library takes for a fork.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let result = f();
