@@ -193,14 +193,21 @@ fn the_limit_on_dirty_memory_binds() {
 fn a_limit_that_is_set_later_binds() {
     let _alone = alone();
     stay_here();
-    alloc_and_free(1, 20);
-    assert_eq!(memory::dirty(), 20 * GRANULE as u64);
-    let run = alloc(20);
-    memory::set_dirty_limit(Some(1 << 20));
-    free(run);
-    let dirty = memory::dirty();
-    memory::set_dirty_limit(None);
-    assert!(dirty <= MIB, "{dirty}");
+    // Near a memory limit, less is kept than this block.
+    let near = |more: Option<usize>| {
+        memory::set_memory_limit(more.map(|more| memory::held() as usize + more));
+    };
+    for set in [&memory::set_dirty_limit as &dyn Fn(_), &near] {
+        alloc_and_free(1, 20);
+        assert_eq!(memory::dirty(), 20 * GRANULE as u64);
+        let run = alloc(20);
+        set(Some(MIB as usize));
+        free(run);
+        let dirty = memory::dirty();
+        set(None);
+        assert!(dirty <= MIB, "{dirty}");
+        memory::trim();
+    }
 }
 
 /// No allocation asks for a short run, so it would only take the place of another one.
